@@ -1,0 +1,28 @@
+"""whence: which training images made this generated image?"""
+
+from . import data, models
+from .diffusion.denoiser import Coverage, Denoiser
+from .diffusion.draws import Draw, Draws
+from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
+from .diffusion.sampling import sample
+from .diffusion.training import train
+from .errors import WhenceError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DDPM",
+    "EDM",
+    "Coverage",
+    "Denoiser",
+    "Draw",
+    "Draws",
+    "FlowMatching",
+    "Process",
+    "VPrediction",
+    "WhenceError",
+    "data",
+    "models",
+    "sample",
+    "train",
+]

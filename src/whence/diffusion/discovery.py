@@ -1,0 +1,100 @@
+"""Finding a network's tracked layers and its blocks by looking at its modules.
+
+Layers are what TID takes gradients of; blocks are what TIDE reads activations from: a transformer's blocks, a UNet's stages.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ..errors import WhenceError
+
+TRACKABLE = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_CONVOLUTION = TRACKABLE[1:]
+_CONTAINER = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def find_layers(network: nn.Module) -> tuple[str, ...]:
+    """Every linear, convolution and transposed convolution with parameters, subclasses included."""
+    return tuple(name for name, module in network.named_modules() if isinstance(module, TRACKABLE))
+
+
+def find_blocks(network: nn.Module) -> tuple[str, ...]:
+    """The transformer's blocks or the UNet's stages, in the order in which the network holds them.
+
+    The candidates are the outermost composite modules. A transformer's are of one class (or few), without convolutions, and hold
+    most of the network; a UNet's are those with convolutions. A network that is one module in a wrapper is looked for inside it.
+    """
+    candidates = list(_composites(network))
+    if len(candidates) == 1:
+        name, inner = candidates[0]
+        return tuple(f"{name}.{block}" for block in find_blocks(inner))
+
+    total = sum(parameter.numel() for parameter in network.parameters())
+    groups: defaultdict[type, list[str]] = defaultdict(list)
+    sizes: defaultdict[type, int] = defaultdict(int)
+    for name, module in candidates:
+        if not _holds(module, _CONVOLUTION):
+            groups[type(module)].append(name)
+            sizes[type(module)] += sum(parameter.numel() for parameter in module.parameters())
+    large = [kind for kind in groups if len(groups[kind]) > 1 and sizes[kind] > 0.1 * total]
+    if sum(sizes[kind] for kind in large) > 0.5 * total:
+        return tuple(name for name, module in candidates if type(module) in large)
+
+    stages = tuple(name for name, module in candidates if _holds(module, _CONVOLUTION))
+    if len(stages) < 2:
+        raise WhenceError(
+            f"no transformer blocks or UNet stages were found in {type(network).__name__}: name them with blocks=[...]"
+        )
+    return stages
+
+
+def _composites(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The outermost modules that are made of several parameterised layers; lists and sequences are looked through."""
+    for name, child in module.named_children():
+        if isinstance(child, _CONTAINER):
+            yield from _composites(child, f"{prefix}{name}.")
+        elif sum(isinstance(inner, TRACKABLE) for inner in child.modules() if inner is not child) > 1:
+            yield f"{prefix}{name}", child
+
+
+def _holds(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(inner, kinds) for inner in module.modules())
+
+
+def named(network: nn.Module, patterns: Sequence[str], what: str) -> tuple[str, ...]:
+    """The modules that a list of names or shell patterns ('blocks.*.mlp.*') means, each pattern meaning at least one."""
+    if isinstance(patterns, str):
+        raise WhenceError(f"{what} is a list of names: write {what}=[{patterns!r}]")
+    names = [name for name, _ in network.named_modules() if name]
+    chosen: dict[str, None] = {}
+    for pattern in patterns:
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        if what == "layers" and any(character in pattern for character in "*?["):
+            found = [name for name in found if isinstance(network.get_submodule(name), TRACKABLE)]
+        if not found:
+            close = difflib.get_close_matches(pattern, names, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise WhenceError(f"{what} names {pattern!r}, which matches nothing in {type(network).__name__}{hint}")
+        chosen.update(dict.fromkeys(found))
+    for name in chosen:
+        if what == "layers" and not isinstance(network.get_submodule(name), TRACKABLE):
+            kind = type(network.get_submodule(name)).__name__
+            raise WhenceError(f"layers names {name!r}, a {kind}: only linear layers and convolutions can be tracked")
+    if not chosen:
+        raise WhenceError(f"{what} is an empty list: name at least one module, or leave it out")
+    order = {name: place for place, name in enumerate(names)}
+    return tuple(sorted(chosen, key=order.__getitem__))

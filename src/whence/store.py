@@ -1,0 +1,145 @@
+"""Artefacts on disk: safetensors with a JSON header, written whole or not at all, and fingerprints that tell them apart.
+
+A write goes to a temporary name in the same folder, is flushed to the disk and then renamed, so a reader never sees half a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import WhenceError
+
+_HEADER = "whence"  # the key under which a safetensors file carries our JSON
+
+
+def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON header as one safetensors file, atomically."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory (tied weights): each gets its own copy
+    seen: set[int] = set()
+    for name, tensor in plain.items():
+        if tensor.data_ptr() in seen:
+            plain[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    _atomically(path, lambda part: save_file(plain, part, metadata={_HEADER: json.dumps(dict(header))}))
+
+
+def save_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write JSON, atomically."""
+    _atomically(path, lambda part: Path(part).write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file, atomically."""
+    _atomically(path, lambda part: Path(part).write_bytes(content))
+
+
+def _atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        part = str(target.with_name(f".{target.name}.{os.getpid()}.part"))
+        Path(part).touch()
+    except OSError as error:
+        raise WhenceError(f"cannot write {target}: {error.strerror}; choose a folder you can write to") from error
+    try:
+        write(part)
+        with open(part, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(part, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        if isinstance(error, OSError | SafetensorError):
+            what = getattr(error, "strerror", None) or str(error)
+            raise WhenceError(f"could not write {target} ({what}); what was there before is untouched") from error
+        raise
+
+
+def _sweep(target: Path) -> None:
+    """Remove what writers that were killed half-way left behind."""
+    for part in target.parent.glob(f".{target.name}.*.part"):
+        writer = part.name.split(".")[-2]
+        if writer.isdigit() and not _alive(int(writer)):
+            part.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # asking is not harmless elsewhere
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it is there, but not ours
+    return True
+
+
+def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the JSON header of a file that `save` wrote."""
+    with _opened(path, device) as file:
+        header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+        if header is None:
+            raise WhenceError(f"{path} is a safetensors file, but not one that whence wrote")
+        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (safe_open is no dict)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], device: str | torch.device) -> Iterator[Any]:
+    if not Path(path).is_file():
+        raise WhenceError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise WhenceError(f"{path} is truncated or damaged ({error}); delete it to start again") from error
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short digest of tensors, dataclasses, mappings, sequences and plain values: equal parts, equal digest."""
+    digest = hashlib.sha256()
+    for part in parts:
+        _feed(digest, part)
+    return digest.hexdigest()[:16]
+
+
+def _feed(digest: Any, part: Any) -> None:
+    if isinstance(part, Tensor):
+        plain = part.detach().cpu().contiguous()
+        digest.update(f"tensor {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.flatten().view(torch.uint8).numpy())
+    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+        digest.update(type(part).__name__.encode())
+        for field in dataclasses.fields(part):
+            _feed(digest, (field.name, getattr(part, field.name)))
+    elif isinstance(part, Mapping):
+        digest.update(f"map {len(part)}".encode())
+        for key, value in part.items():
+            _feed(digest, (key, value))
+    elif isinstance(part, list | tuple):
+        digest.update(f"sequence {len(part)}".encode())
+        for value in part:
+            _feed(digest, value)
+    else:
+        digest.update(f"{type(part).__name__} {part!r}".encode())
+
+
+def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What differs between two settings, as words for a message; empty when nothing does."""
+    stored, wanted = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
+    names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
+    return ", ".join(f"{name} was {stored.get(name)!r} and is now {wanted.get(name)!r}" for name in names)

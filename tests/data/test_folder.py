@@ -1,0 +1,153 @@
+"""Claims about folders of images, and about the two views that all lazily decoded sets share.
+
+The fixed view is a centre crop; the training view is a random crop that depends on the generator alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from whence.data import folder
+from whence.data.items import Drawable
+from whence.errors import WhenceError
+
+
+def as_x(image: Image.Image) -> torch.Tensor:
+    return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_every_image_is_found_in_the_order_of_its_path(tmp_path, write_image):
+    names = ["b/one.PNG", "a/two.jpg", "three.bmp", "b/deep/four.webp", "five.TIFF", "six.gif", "seven.jpeg", "e.tif"]
+    for name in names:
+        write_image(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("not an image")
+    dataset = folder(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in dataset.paths] == sorted(names)
+    assert len(dataset) == len(names)
+    assert all(x.shape == (3, 9, 12) for x in dataset)
+
+
+def test_hidden_files_are_left_out(tmp_path, write_image):
+    for name in ("a.png", ".hidden/b.png", "._a.png"):
+        write_image(tmp_path / name)
+    assert [path.name for path in folder(tmp_path).paths] == ["a.png"]
+
+
+def test_a_linked_folder_counts_as_a_folder(tmp_path, write_image):
+    write_image(tmp_path / "elsewhere/a.png")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/cat").symlink_to(tmp_path / "elsewhere")
+    assert folder(tmp_path / "pictures", labels=True).classes == ["cat"]
+
+
+def test_without_a_size_an_image_stays_as_it_is(tmp_path, write_image):
+    image = write_image(tmp_path / "a.png")
+    dataset = folder(tmp_path)
+    assert torch.equal(dataset[0], as_x(image))
+    assert torch.equal(dataset.draw(0, seeded(0)), as_x(image))
+
+
+def test_with_one_channel_an_image_is_grey(tmp_path, write_image):
+    image = write_image(tmp_path / "a.png")
+    assert torch.equal(folder(tmp_path, channels=1)[0], as_x(image.convert("L").convert("RGB"))[:1])
+
+
+@pytest.mark.parametrize(("width", "height"), [(13, 6), (6, 13), (11, 6), (14, 6)])
+def test_the_fixed_view_is_the_centre_of_the_resized_image(tmp_path, write_image, width, height):
+    image = write_image(tmp_path / "a.png", width, height)
+    longer = int(4 * max(width, height) / 6)
+    start = round((longer - 4) / 2)
+    wide = width > height
+    resized = image.resize((longer, 4) if wide else (4, longer), Image.Resampling.BILINEAR)
+    expected = as_x(resized.crop((start, 0, start + 4, 4) if wide else (0, start, 4, start + 4)))
+    assert torch.equal(folder(tmp_path, size=4)[0], expected)
+
+
+def test_the_training_view_is_some_window_of_the_resized_image_and_every_window_comes_up(tmp_path, write_image):
+    image = write_image(tmp_path / "a.png", 14, 8)
+    whole = as_x(image.resize((7, 4), Image.Resampling.BILINEAR))
+    windows = [whole[:, :, left : left + 4] for left in range(4)]
+    dataset, generator = folder(tmp_path, size=4), seeded(0)
+    seen = set()
+    for _ in range(60):
+        x = dataset.draw(0, generator)
+        seen.add(next(left for left, window in enumerate(windows) if torch.equal(x, window)))
+    assert seen == {0, 1, 2, 3}
+
+
+def test_the_training_view_depends_on_the_generator_alone(tmp_path, write_image):
+    write_image(tmp_path / "a.png", 40, 8)
+    dataset = folder(tmp_path, size=4)
+    assert isinstance(dataset, Drawable)
+    torch.manual_seed(1)
+    first = dataset.draw(0, seeded(5))
+    torch.manual_seed(2)
+    assert torch.equal(first, dataset.draw(0, seeded(5)))
+    assert any(not torch.equal(first, dataset.draw(0, seeded(seed))) for seed in range(6, 10))
+
+
+def test_every_image_takes_the_same_number_of_random_numbers(tmp_path, write_image):
+    for name, width in (("a.png", 40), ("b.png", 8)):
+        write_image(tmp_path / name, width, 8)
+    states = []
+    for dataset in (folder(tmp_path, size=4), folder(tmp_path)):
+        for index in range(2):
+            generator = seeded(3)
+            dataset.draw(index, generator)
+            states.append(generator.get_state())
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+def test_classes_are_the_first_level_folders_in_order(tmp_path, write_image):
+    for name in ("dog/a.png", "cat/z.png", "cat/more/b.png"):
+        write_image(tmp_path / name)
+    dataset = folder(tmp_path, labels=True)
+    assert dataset.classes == ["cat", "dog"]
+    assert [int(label) for _, label in dataset] == [0, 0, 1]
+    assert dataset[0][1].dtype == torch.int64
+
+
+def test_an_image_outside_every_class_is_named(tmp_path, write_image):
+    write_image(tmp_path / "cat/a.png")
+    write_image(tmp_path / "stray.png")
+    with pytest.raises(WhenceError, match=r"stray\.png lies in no subfolder"):
+        folder(tmp_path, labels=True)
+
+
+def test_a_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(WhenceError, match="holds no images"):
+        folder(tmp_path)
+    with pytest.raises(WhenceError, match=r"there is no folder .*nowhere"):
+        folder(tmp_path / "nowhere")
+
+
+def test_a_file_that_is_no_image_is_named_when_it_is_read(tmp_path):
+    (tmp_path / "fake.png").write_text("not an image")
+    dataset = folder(tmp_path)
+    with pytest.raises(WhenceError, match=r"fake\.png cannot be decoded"):
+        dataset[0]
+
+
+def test_sizes_and_channels_that_no_image_has_are_refused(tmp_path, write_image):
+    write_image(tmp_path / "a.png")
+    with pytest.raises(WhenceError, match="channels is 4"):
+        folder(tmp_path, channels=4)
+    with pytest.raises(WhenceError, match="size is 0"):
+        folder(tmp_path, size=0)
+
+
+def test_a_folder_can_be_sent_to_a_worker(tmp_path, write_image):
+    write_image(tmp_path / "cat/a.png")
+    dataset = folder(tmp_path, size=4, labels=True)
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert torch.equal(sent[-1][0], dataset[0][0])
+    assert sent[0][1] == dataset[0][1]
