@@ -33,20 +33,20 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Ma
         if tensor.data_ptr() in seen:
             plain[name] = tensor.clone()
         seen.add(tensor.data_ptr())
-    _atomically(path, lambda part: save_file(plain, part, metadata={_HEADER: json.dumps(dict(header))}))
+    atomically(path, lambda part: save_file(plain, part, metadata={_HEADER: json.dumps(dict(header))}))
 
 
 def save_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write JSON, atomically."""
-    _atomically(path, lambda part: Path(part).write_text(json.dumps(content, indent=2) + "\n"))
+    atomically(path, lambda part: Path(part).write_text(json.dumps(content, indent=2) + "\n"))
 
 
 def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file, atomically."""
-    _atomically(path, lambda part: Path(part).write_bytes(content))
+    atomically(path, lambda part: Path(part).write_bytes(content))
 
 
-def _atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
+def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Claims about the decoded cache: the same items bit for bit, decoded once, and never half a cache taken for a whole one.
+"""Claims about the decoded cache: the same items bit for bit, decoded once, and half a cache is never taken for one.
 
 Each kind of lazily decoded set goes through it.
 """

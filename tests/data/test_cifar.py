@@ -15,7 +15,7 @@ from PIL import Image
 from whence.data import cifar10
 from whence.errors import WhenceError
 
-COUNTS = {"data_batch_1": 2, "data_batch_2": 1, "data_batch_3": 3, "data_batch_4": 1, "data_batch_5": 1, "test_batch": 2}
+COUNTS = {f"data_batch_{number}": count for number, count in enumerate((2, 1, 3, 1, 1), 1)} | {"test_batch": 2}
 
 
 @pytest.fixture
@@ -182,6 +182,9 @@ def test_the_pickled_release_is_refused_unopened(tmp_path):
 def test_a_place_without_cifar_says_which_forms_are_read(tmp_path):
     with pytest.raises(WhenceError, match="holds no CIFAR-10 train split: give the folder cifar-10-batches-bin"):
         cifar10(tmp_path)
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"")
+    with pytest.raises(WhenceError, match=r"tar\.gz holds no CIFAR-10 train split"):
+        cifar10(tmp_path / "cifar-10-binary.tar.gz")
     with pytest.raises(WhenceError, match="there is no file or folder"):
         cifar10(tmp_path / "nowhere")
 

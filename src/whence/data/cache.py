@@ -82,7 +82,7 @@ def _build(dataset: LazyImages, folder: Path, identity: dict[str, Any]) -> None:
                 file.write(pixels.contiguous().numpy().tobytes())
                 shapes.append(tuple(pixels.shape))
 
-    store._atomically(folder / _PIXELS, write)
+    store.atomically(folder / _PIXELS, write)
     store.save(folder / _INDEX, {"shapes": torch.tensor(shapes)}, {"dataset": identity})
 
 

@@ -27,7 +27,7 @@ from .mapped import Mapped
 _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32  # one byte of label, then the image plane by plane
 _BINARY = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
-_PICKLED = ("data_batch_1", "test_batch", "cifar-10-batches-py")
+_PICKLED = ("cifar-10-batches-py", *(Path(name).stem for names in _BINARY.values() for name in names))
 _FORMS = (
     "the folder cifar-10-batches-bin, an .npz file with train_images, train_labels, test_images and test_labels,"
     " a folder made with save_to_disk, or a folder of parquet files"
@@ -76,7 +76,7 @@ def cifar10(path: str | os.PathLike[str], split: str = "train", labels: bool = F
         if parquet:
             datasets: Any = need("datasets", "data")
             return _from_rows(datasets.Dataset.from_parquet(parquet), place, labels)
-    if place.name.startswith("data_batch_") or any((place / name).exists() for name in _PICKLED):
+    if place.name in _PICKLED or any((place / name).exists() for name in _PICKLED):
         raise WhenceError(
             f"{place} is the pickled release of CIFAR-10, and whence never unpickles: get the binary version, the"
             " folder cifar-10-batches-bin"

@@ -38,9 +38,7 @@ def split(item: Any) -> tuple[Tensor, Cond]:
     """An item as (x, cond)."""
     x, cond = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
     if not isinstance(x, Tensor):
-        raise WhenceError(
-            f"an item of the data set is {type(x).__name__}; it must be a tensor [C,H,W] or a pair (tensor, cond)"
-        )
+        raise WhenceError(f"an item of the data set is {type(x).__name__}; it must be a tensor [C,H,W] or a pair (tensor, cond)")
     return x, cond
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ class DiT(nn.Module):
         process: what the output means; it also sets how the network is preconditioned.
         stem, resample: output channels and stride of each stem block; the decoder mirrors them.
         registers: learned tokens that belong to no patch.
+        gelu: its approximation; "none" is the exact function, which is 5 to 10 times faster on a CPU.
         dropout, null_rate: in training, the share of activations dropped and of conditions replaced by the null condition.
     """
 
@@ -56,6 +57,7 @@ class DiT(nn.Module):
         last_factor: int = 4,
         registers: int = 32,
         mlp_ratio: int = 4,
+        gelu: Literal["tanh", "none"] = "tanh",
         dropout: float = 0.1,
         null_rate: float = 0.1,
     ) -> None:
@@ -94,7 +96,7 @@ class DiT(nn.Module):
                 nn.Linear(self.cond_dim, cond_width), nn.SiLU(), nn.Dropout(dropout), nn.Linear(cond_width, cond_width)
             )
 
-        self.blocks = nn.ModuleList(DiTBlock(width, heads, cond_width, mlp_ratio, dropout) for _ in range(depth))
+        self.blocks = nn.ModuleList(DiTBlock(width, heads, cond_width, mlp_ratio, gelu, dropout) for _ in range(depth))
         self.modulate = Modulation(cond_width, width, 2)
         self.unpatchify = nn.ConvTranspose2d(width, stem[-1], patch, stride=patch)
         outputs = [*reversed(stem[:-1]), channels * last_factor]
@@ -183,13 +185,13 @@ class DiT(nn.Module):
 class DiTBlock(nn.Module):
     """x + gate Attn(modulated LN(x)), then x + gate MLP(modulated LN(x)), all gates 0 at first (adaLN-zero)."""
 
-    def __init__(self, width: int, heads: int, cond_width: int, mlp_ratio: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, cond_width: int, mlp_ratio: int, gelu: str, dropout: float) -> None:
         super().__init__()
         self.modulate = Modulation(cond_width, width, 6)
         self.attention = Attention(width, heads, dropout)
         self.mlp = nn.Sequential(
             nn.Linear(width, mlp_ratio * width),
-            nn.GELU(approximate="tanh"),
+            nn.GELU(approximate=gelu),
             nn.Dropout(dropout),
             nn.Linear(mlp_ratio * width, width),
         )

@@ -1,0 +1,37 @@
+# Two commands do everything, from nothing: `make demo` and `make test`. Each sets up .venv first; a second run finds it ready.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+RUN := $(VENV)/bin/
+
+.PHONY: demo test lint types unit format clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	$(RUN)whence demo
+
+test: lint types unit
+
+lint: $(READY)
+	$(RUN)ruff check .
+	$(RUN)ruff format --check .
+
+types: $(READY)
+	$(RUN)mypy
+
+unit: $(READY)
+	$(RUN)pytest
+
+format: $(READY)
+	$(RUN)ruff check --fix .
+	$(RUN)ruff format .
+
+# the stamp is written last: an interrupted set-up is taken up again
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "whence needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) whence-demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,429 @@
+"""Training: repeatable, resumable, and coupled where images are left out."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Noise, small_dit, stirred
+from torch import nn
+
+import whence
+from whence import store
+from whence.diffusion import batches, checkpoint
+from whence.diffusion.batches import Order
+from whence.diffusion.training import Settings
+
+
+def train(dataset: Any = None, network: nn.Module | None = None, **changes: Any) -> nn.Module:
+    """A run of a few steps, with dropout, flips and augmentation, so that every random stream is in use."""
+    network = network or stirred(small_dit())
+    settings = {"steps": 6, "batch_size": 8, "lr": 1e-3, "ema": 0.9, "warmup": 2, "flip": True, "augment": 0.3}
+    return whence.train(network, whence.EDM(), dataset or Noise(), **{**settings, **changes})
+
+
+def spying(network: nn.Module) -> list[tuple[torch.Tensor, ...]]:
+    """What the network is called with, step by step."""
+    seen: list[tuple[torch.Tensor, ...]] = []
+    forward = type(network).forward
+
+    class Spy(type(network)):  # type: ignore[misc]
+        def forward(self, x_sigma, sigma, cond=None, augmented=None):
+            seen.append((x_sigma.clone(), sigma.clone(), augmented))
+            return forward(self, x_sigma, sigma, cond, augmented)
+
+    network.__class__ = Spy
+    return seen
+
+
+# --- repeatable -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_weights(weights_equal):
+    torch.manual_seed(1)
+    first = train()
+    torch.manual_seed(2)
+    assert weights_equal(first, train())
+    assert not weights_equal(first, train(seed=1))
+
+
+def test_all_processes_and_conditions_train(process):
+    network = small_dit(process=process, classes=3)
+    trained = whence.train(network, process, Noise(labels=True), steps=3, batch_size=8, lr=1e-3)
+    assert all(torch.isfinite(parameter).all() for parameter in trained.parameters())
+    assert not torch.equal(trained.last.weight, network.last.weight)
+
+
+def test_the_network_given_is_the_starting_point_and_stays_as_it_is(weights_equal):
+    network = stirred(small_dit()).train()
+    before = stirred(small_dit())
+    trained = train(network=network)
+    assert weights_equal(network, before)
+    assert network.training
+    assert not trained.training
+    assert not weights_equal(network, trained)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_training_leaves_the_random_state_and_the_interrupt_handler_alone():
+    torch.manual_seed(3)
+    state, handler = torch.get_rng_state(), signal.getsignal(signal.SIGINT)
+    train()
+    assert torch.equal(state, torch.get_rng_state())
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_the_average_is_its_closed_form(tmp_path):
+    network, decay, raw = stirred(small_dit()), 0.8, []
+    for steps in range(1, 6):
+        average = train(network=network, steps=steps, ema=decay, store=tmp_path / str(steps))
+        tensors, _ = store.load(tmp_path / str(steps) / "training.safetensors")
+        raw.append(tensors["network/blocks.0.mlp.0.weight"])
+    expected = decay**5 * network.blocks[0].mlp[0].weight
+    for step, weight in enumerate(raw, start=1):
+        expected = expected + (1 - decay) * decay ** (5 - step) * weight
+    assert torch.allclose(average.blocks[0].mlp[0].weight, expected, atol=1e-6)
+
+
+def test_a_step_is_adamw_on_the_weighted_squared_error():
+    dataset, network, process = Noise(8), stirred(small_dit(dropout=0.0)), whence.EDM()
+    seen = spying(network)
+    trained = whence.train(network, process, dataset, steps=1, batch_size=8, lr=1e-2, ema=0.0, warmup=0)
+    x_sigma, sigma, _ = seen[0]
+    x = dataset.x[Order(8, 8, 0, None, True).indices(0)]
+    mine = stirred(small_dit(dropout=0.0))
+    weight = (sigma**2 + 0.25) / (0.5 * sigma) ** 2
+    loss = (weight[:, None, None, None] * (mine(x_sigma, sigma) - x) ** 2).mean()
+    loss.backward()
+    torch.optim.AdamW(mine.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01).step()
+    for one, other in zip(trained.parameters(), mine.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_warm_up_is_linear_and_by_default_a_twentieth_of_the_run(tmp_path):
+    settings = Settings(8, 1e-3, 0.9, 0, True, warmup=10, weight_decay=0.0, flip=False, augment=0.0)
+    assert [settings.lr_at(step) for step in (0, 5, 10, 999)] == pytest.approx([5e-6, 5.025e-4, 1e-3, 1e-3])
+    train(steps=40, warmup=None, store=tmp_path)
+    assert store.load(tmp_path / "training.safetensors")[1]["settings"]["warmup"] == 2
+
+
+# --- leaving images out -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+def test_keeping_everything_is_no_keep_bit_for_bit(weights_equal, coupled):
+    everything = train(keep=range(40), coupled=coupled)
+    assert weights_equal(everything, train())
+    assert weights_equal(everything, train(keep=torch.ones(40, dtype=torch.bool), coupled=coupled))
+
+
+def test_coupled_runs_share_every_draw_of_the_kept_images():
+    keep = torch.arange(40)[torch.arange(40) % 4 > 0]
+    full, part = Order(40, 8, 3, None, True), Order(40, 8, 3, keep, True)
+    replaced = 0
+    for step in range(25):
+        one, other = full.indices(step), part.indices(step)
+        kept = torch.isin(one, keep)
+        assert torch.equal(one[kept], other[kept])
+        assert torch.isin(other, keep).all()
+        replaced += int((~kept).sum())
+    assert replaced == 50  # five passes, each meeting all ten images that were left out
+
+    networks = stirred(small_dit()), stirred(small_dit())
+    seen, other_seen = spying(networks[0]), spying(networks[1])
+    train(network=networks[0], seed=3)
+    train(network=networks[1], seed=3, keep=keep)
+    for step, ((x, sigma, bit), (x2, sigma2, bit2)) in enumerate(zip(seen, other_seen, strict=True)):
+        kept = torch.isin(full.indices(step), keep)
+        assert torch.equal(sigma, sigma2)
+        assert torch.equal(bit, bit2)
+        assert torch.equal(x[kept], x2[kept])
+        assert kept.all() or not torch.equal(x[~kept], x2[~kept])
+
+
+def test_an_uncoupled_run_shuffles_the_kept_images_among_themselves():
+    keep = torch.arange(10, 30)
+    order = Order(40, 5, 0, keep, False)
+    one_pass = torch.cat([order.indices(step) for step in range(4)])
+    assert torch.equal(one_pass.sort().values, keep)
+
+
+def test_every_pass_meets_every_image_once_in_a_new_order():
+    order = Order(40, 8, 0, None, True)
+    passes = [torch.cat([order.indices(5 * turn + step) for step in range(5)]) for turn in range(3)]
+    assert all(torch.equal(one.sort().values, torch.arange(40)) for one in passes)
+    assert not torch.equal(passes[0], passes[1])
+
+
+def test_images_left_out_do_not_matter(weights_equal):
+    changed = Noise()
+    changed.x[:10] = 0.5
+    for coupled in (True, False):
+        assert weights_equal(train(keep=range(10, 40), coupled=coupled), train(changed, keep=range(10, 40), coupled=coupled))
+
+
+# --- augmentation -----------------------------------------------------------------------------------------------------
+
+
+def test_the_bit_tells_which_images_were_warped():
+    from whence.diffusion.augment import random_warp
+
+    x = torch.randn(2000, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    warped, bit = random_warp(x, 0.12, torch.Generator().manual_seed(1))
+    assert bit.float().mean().item() == pytest.approx(1 - 0.88**4, abs=0.03)
+    assert torch.equal(warped[bit == 0], x[bit == 0])
+    assert ((warped[bit == 1] - x[bit == 1]).abs().amax((1, 2, 3)) > 1e-4).all()
+    assert torch.equal(random_warp(x, 0.0, torch.Generator())[0], x)
+
+
+def test_flips_mirror_half_of_the_images():
+    from whence.diffusion.augment import random_flip
+
+    x = torch.randn(2000, 1, 4, 4)
+    flipped = random_flip(x, torch.Generator().manual_seed(0))
+    mirrored = (flipped == x.flip(3)).flatten(1).all(1)
+    assert mirrored.float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(flipped[~mirrored], x[~mirrored])
+
+
+def test_augmentation_needs_a_network_that_is_told():
+    with pytest.raises(whence.WhenceError, match="augmented"):
+        train(network=nn.Sequential(nn.Linear(8, 8)))
+
+
+# --- data ways --------------------------------------------------------------------------------------------------------
+
+
+def test_streamed_and_preloaded_data_train_alike(weights_equal, monkeypatch):
+    preloaded = train(Noise(labels=True), stirred(small_dit(classes=3)))
+    monkeypatch.setattr(batches, "PRELOAD_BYTES", 0)
+    assert weights_equal(preloaded, train(Noise(labels=True), stirred(small_dit(classes=3))))
+
+
+class Cropped(Noise):
+    """A data set whose training view depends on the generator it is given."""
+
+    def draw(self, index: int, generator: torch.Generator) -> torch.Tensor:
+        return self.x[index].roll(int(torch.randint(8, (1,), generator=generator)), -1)
+
+
+def test_a_data_set_that_can_draw_is_trained_on_its_draws_repeatably(weights_equal):
+    first = train(Cropped())
+    assert weights_equal(first, train(Cropped()))
+    assert not weights_equal(first, train(Noise()))
+
+
+def test_conditions_may_be_dicts():
+    class Dicts(Noise):
+        def __getitem__(self, index: int) -> Any:
+            return self.x[index], {"label": torch.tensor(index % 3)}
+
+    network = stirred(small_dit(classes=3))
+    trained = whence.train(
+        network, whence.EDM(), Dicts(), 2, 8, 1e-3, call=lambda net, x, sigma, cond: net(x, sigma, cond["label"])
+    )
+    assert not torch.equal(trained.embed_cond[0].weight, network.embed_cond[0].weight)
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path, weights_equal):
+    straight = train(steps=9)
+    train(steps=4, store=tmp_path)
+    assert weights_equal(straight, train(steps=9, store=tmp_path))
+
+
+def test_a_finished_run_is_returned_at_once(tmp_path, weights_equal):
+    first, network = train(store=tmp_path), stirred(small_dit())
+    seen = spying(network)
+    again = train(network=network, store=tmp_path)
+    assert weights_equal(first, again)
+    assert not seen
+
+
+SCRIPT = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    import torch
+    from conftest import Noise, small_dit, stirred
+    import whence
+    from whence.diffusion import checkpoint
+    checkpoint.CHECKPOINT_SECONDS = 0.0
+    checkpoint._SHARE = 0
+    print("ready", flush=True)
+    whence.train(stirred(small_dit()), whence.EDM(), Noise(), steps=200, batch_size=8, lr=1e-3, ema=0.9, flip=True,
+                 augment=0.3, store={store!r})
+"""
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parents[1]), store=str(folder))
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+def step_on_disk(folder: Path) -> int:
+    path = folder / "training.safetensors"
+    return int(store.load(path)[1]["step"]) if path.exists() else 0
+
+
+def wait_for_step(folder: Path, step: int, child: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while step_on_disk(folder) < step and child.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_killed_three_times_ends_with_the_same_weights(tmp_path, weights_equal):
+    for goal in (20, 80, 140):
+        child = started(tmp_path)
+        wait_for_step(tmp_path, goal, child)
+        child.kill()
+        child.communicate()
+        assert goal <= step_on_disk(tmp_path) < 200
+    settings = {"steps": 200, "batch_size": 8, "lr": 1e-3, "ema": 0.9, "flip": True, "augment": 0.3}
+    resumed = whence.train(stirred(small_dit()), whence.EDM(), Noise(), store=tmp_path, **settings)
+    straight = whence.train(stirred(small_dit()), whence.EDM(), Noise(), **settings)
+    assert weights_equal(resumed, straight)
+    assert not list(tmp_path.glob(".*.part")), "what killed writers left behind is swept up"
+
+
+def test_ctrl_c_leaves_a_store_to_go_on_from(tmp_path):
+    child = started(tmp_path)
+    wait_for_step(tmp_path, 10, child)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode != 0
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert 10 <= step_on_disk(tmp_path) < 200
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+class Poisoned(nn.Module):
+    """Fine for some steps, then NaN."""
+
+    def __init__(self, good: int) -> None:
+        super().__init__()
+        self.linear, self.good, self.calls = nn.Linear(8, 8), good, 0
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x) * (1.0 if self.calls <= self.good else math.nan)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_naming_step_and_last_good_checkpoint(tmp_path, monkeypatch):
+    plain = {"flip": False, "augment": 0.0, "steps": 50}
+    with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*no store was given"):
+        train(network=Poisoned(7), **plain)
+    with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*no checkpoint yet"):
+        train(network=Poisoned(7), store=tmp_path / "a", **plain)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 0)
+    with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*training\.safetensors, of step 7"):
+        train(network=Poisoned(7), store=tmp_path / "b", **plain)
+    tensors, header = store.load(tmp_path / "b" / "training.safetensors")
+    assert header["step"] == 7
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
+class Items:
+    def __init__(self, *items: torch.Tensor) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.items[index]
+
+
+GOOD = torch.zeros(1, 8, 8)
+
+
+@pytest.mark.parametrize("preload", [0, 2**30])
+@pytest.mark.parametrize(
+    ("dataset", "changes", "words"),
+    [
+        (Items(), {}, "the data set is empty"),
+        (Items(*[GOOD] * 7, torch.zeros(1, 8, 9)), {}, r"item 7 .*\(1, 8, 9\)"),
+        (Items(*[GOOD] * 5, GOOD / 0, *[GOOD] * 2), {}, "item 5 .*NaN"),
+        (Items(*[GOOD] * 7), {}, "batch of 8 .*only 7"),
+        (Items(*[GOOD] * 8), {"keep": [1, 2]}, "keep leaves only 2 of 8"),
+        (Items(*[GOOD] * 8), {"keep": [8]}, "from 0 to 7"),
+        (Items(*[GOOD] * 8), {"keep": torch.ones(5, dtype=torch.bool)}, "mask"),
+        (Items(*[GOOD] * 8), {"steps": 0}, "steps"),
+        (Items(*[GOOD] * 8), {"lr": -1.0}, "lr"),
+        (Items(*[GOOD] * 8), {"ema": 1.0}, "ema"),
+        (Items(*[GOOD] * 8), {"batch_size": 0}, "batch_size"),
+        (Items(*[GOOD] * 8), {"augment": 2.0}, "augment"),
+        (["a picture"] * 8, {}, "item of the data set is str"),
+    ],
+)
+def test_bad_data_and_settings_are_refused_in_one_sentence_and_nothing_is_written(
+    tmp_path, monkeypatch, preload, dataset, changes, words
+):
+    monkeypatch.setattr(batches, "PRELOAD_BYTES", preload)
+    network = stirred(small_dit())
+    with pytest.raises(whence.WhenceError, match=words) as caught:
+        whence.train(
+            network, whence.EDM(), dataset, store=tmp_path / "run", **{"steps": 3, "batch_size": 8, "lr": 1e-3, **changes}
+        )
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_naming_the_difference(tmp_path):
+    train(store=tmp_path)
+    with pytest.raises(whence.WhenceError, match="another architecture than DiT: registers is"):
+        train(network=small_dit(width=32), store=tmp_path)
+
+
+def test_a_checkpoint_of_another_run_is_refused_naming_the_difference(tmp_path, weights_equal):
+    first = train(store=tmp_path)
+    for changes, words in [
+        ({"lr": 2e-3}, "lr was 0.001 and is now 0.002"),
+        ({"seed": 4}, "seed was 0 and is now 4"),
+        ({"keep": range(20)}, "keep was None"),
+        ({"dataset": Noise(48)}, "data was"),
+        ({"steps": 5}, "already 6 steps long"),
+    ]:
+        with pytest.raises(whence.WhenceError, match=words):
+            train(**changes, store=tmp_path)
+    assert weights_equal(first, train(store=tmp_path)), "a refusal changes nothing"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, share):
+    train(store=tmp_path)
+    path = tmp_path / "training.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(whence.WhenceError, match=r"training\.safetensors is truncated or damaged"):
+        train(store=tmp_path)
+
+
+def test_a_full_disk_keeps_the_checkpoint_that_was_there(tmp_path, monkeypatch):
+    train(store=tmp_path)
+    before = (tmp_path / "training.safetensors").read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "save_file", full)
+    with pytest.raises(whence.WhenceError, match="No space left"):
+        train(steps=8, store=tmp_path)
+    assert (tmp_path / "training.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["training.safetensors"]
