@@ -3,8 +3,8 @@
     python benchmarks/train_step.py                              # CIFAR-10 backbone on CUDA, a 2.7M-parameter DiT on a CPU
     python benchmarks/train_step.py --out figures.json
 
-The bare loop feeds one fixed batch and does nothing but the network's own work (bf16 autocast on CUDA, fused AdamW); the ratio is of
-medians taken in one run, and each is measured twice, in turns, so that the spread is seen.
+The bare loop feeds one fixed batch and does nothing but the network's own work (bf16 autocast on CUDA, fused AdamW);
+the ratio is of medians taken in one run, and each is measured twice, in turns, so that the spread is seen.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
 from .diffusion.sampling import sample
 from .diffusion.training import train
 from .errors import WhenceError
+from .presets import Preset, preset
 
 __version__ = "0.1.0"
 
@@ -18,11 +19,13 @@ __all__ = [
     "Draw",
     "Draws",
     "FlowMatching",
+    "Preset",
     "Process",
     "VPrediction",
     "WhenceError",
     "data",
     "models",
+    "preset",
     "sample",
     "train",
 ]

@@ -54,19 +54,9 @@ class Preset:
 
 
 def _digits() -> DiT:
-    # dropout and 32 register tokens would triple the price of a step on the CPU, and 1,797 digits do without them
-    return DiT(
-        image_size=8,
-        channels=1,
-        width=64,
-        depth=3,
-        heads=4,
-        cond_width=64,
-        stem=(4,),
-        resample=(1,),
-        registers=4,
-        dropout=0.0,
-    )
+    # on a CPU, dropout and 32 register tokens would triple the price of a step, and the tanh of GELU would add a third
+    small: dict[str, Any] = {"width": 96, "depth": 2, "heads": 4, "cond_width": 64, "registers": 1, "stem_kernel": 3}
+    return DiT(image_size=8, channels=1, stem=(4,), resample=(1,), gelu="none", dropout=0.0, **small)
 
 
 _PAPER: dict[str, Any] = {"batch_size": 128, "warmup": 10_000, "flip": True, "augment": 0.12}
@@ -74,7 +64,7 @@ _PAPER: dict[str, Any] = {"batch_size": 128, "warmup": 10_000, "flip": True, "au
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("digits", _digits, steps=1200, batch_size=64, lr=2e-3, warmup=60, ema=0.995),
+        Preset("digits", _digits, steps=1400, batch_size=64, lr=2e-3, warmup=70, ema=0.998),
         Preset("cifar10", DiT.cifar10, steps=200_000, lr=1e-4, **_PAPER),
         Preset("artbench10", DiT.artbench10, steps=250_000, lr=2e-4, guidance=2.0, **_PAPER),
         Preset("coco", DiT.coco, steps=300_000, lr=2e-4, guidance=3.0, **_PAPER),

@@ -53,10 +53,12 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
         _sweep(target)
         part = str(target.with_name(f".{target.name}.{os.getpid()}.part"))
         Path(part).touch()
+        mode = os.stat(part).st_mode
     except OSError as error:
         raise WhenceError(f"cannot write {target}: {error.strerror}; choose a folder you can write to") from error
     try:
         write(part)
+        os.chmod(part, mode)  # safetensors makes private files; an artefact is an ordinary one
         with open(part, "rb") as written:
             os.fsync(written.fileno())
         os.replace(part, target)
@@ -67,6 +69,16 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
             what = getattr(error, "strerror", None) or str(error)
             raise WhenceError(f"could not write {target} ({what}); what was there before is untouched") from error
         raise
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Refuse, before any work is done, a folder that could not be written to; nothing is made yet."""
+    place = Path(folder).absolute()
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        raise WhenceError(f"cannot write to {folder}: {there} is a file; choose another folder")
+    if not os.access(there, os.W_OK):
+        raise WhenceError(f"cannot write to {folder}: {there} may not be written; choose a folder you can write to")
 
 
 def _sweep(target: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import PROCESSES, small_dit, stirred
 from torch import nn
 
 import whence
+from helpers import PROCESSES, small_dit, stirred
 
 
 class Block(nn.Module):

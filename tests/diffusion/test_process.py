@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import PROCESSES
 
 import whence
+from helpers import PROCESSES
 
 
 def images(count: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:

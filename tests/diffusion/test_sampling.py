@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from conftest import small_dit, stirred
 from torch import nn
 
 import whence
+from helpers import small_dit, stirred
 
 
 class Gaussian(nn.Module):
@@ -71,7 +73,7 @@ def test_the_edm_solver_is_the_heun_of_karras():
     sigmas = [*process.grid(6).double().tolist(), 0.0]
     x = sigmas[0] * noise
     with torch.no_grad():
-        for here, there in zip(sigmas[:-1], sigmas[1:], strict=True):
+        for here, there in pairwise(sigmas):
             slope = (x - network(x, torch.full((2,), here, dtype=torch.float64))) / here
             end = x + (there - here) * slope
             if there:

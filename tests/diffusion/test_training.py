@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Noise, small_dit, stirred
 from torch import nn
 
 import whence
+from helpers import Noise, small_dit, stirred
 from whence import store
 from whence.diffusion import batches, checkpoint
 from whence.diffusion.batches import Order
@@ -254,7 +254,7 @@ SCRIPT = """
     import sys
     sys.path.insert(0, {tests!r})
     import torch
-    from conftest import Noise, small_dit, stirred
+    from helpers import Noise, small_dit, stirred
     import whence
     from whence.diffusion import checkpoint
     checkpoint.CHECKPOINT_SECONDS = 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import small_dit, stirred
 
 import whence
+from helpers import small_dit, stirred
 from whence.models import DiT
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..data import digits
-from ..data.items import Dataset
+from ..data.items import batches
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.sampling import sample
 from ..presets import preset
@@ -43,14 +43,15 @@ def run_demo(out: Path, seed: int) -> None:
     sampled = time.monotonic() - started
 
     console.print(f"[bold]3. Writing[/] what is known about them to {out}/")
-    nearest, distances = _nearest(images, dataset)
-    labels = [int(label) for _, label in digits(labels=True)]  # type: ignore[misc]
+    training, labels = next(batches(digits(labels=True), len(dataset)))  # [N, 1, 8, 8] and [N]
+    assert isinstance(labels, Tensor)
+    distances, nearest = torch.cdist(images.flatten(1), training.flatten(1)).min(1)
     save(out / "generated.safetensors", {"images": images, "noise": noise}, {"kind": "generated", "seed": seed})
     image_rows(
         out / "generated.png",
         [
             ("generated", images, [f"noise {i}" for i in range(COUNT)]),
-            ("nearest in pixels", torch.stack([dataset[i] for i in nearest]), [f"#{i}: a {labels[i]}" for i in nearest]),
+            ("nearest in pixels", training[nearest], [f"#{i}: a {labels[i]}" for i in nearest]),
         ],
         f"{COUNT} digits from a DiT of {_parameters(network):,} parameters, and the training digits that look most like them",
     )
@@ -68,23 +69,16 @@ def run_demo(out: Path, seed: int) -> None:
                 "noise_seed": seed,
                 "sampling_steps": settings.sampling_steps,
                 "nearest_training_image": near,
-                "nearest_label": labels[near],
+                "nearest_label": int(labels[near]),
                 "pixel_distance": round(distance, 4),
             }
-            for index, (near, distance) in enumerate(zip(nearest, distances, strict=True))
+            for index, (near, distance) in enumerate(zip(nearest.tolist(), distances.tolist(), strict=True))
         ],
         "seconds": {"training": round(trained, 1), "sampling": round(sampled, 2)},
         "versions": {"whence": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
     save_json(out / "generated.json", about)
     console.print(f"\n   [bold]{out / 'generated.png'}[/]   the images\n   {out / 'generated.json'}  what is known about them")
-
-
-def _nearest(images: Tensor, dataset: Dataset) -> tuple[list[int], list[float]]:
-    """The training image nearest to each image in pixels, and how far it is."""
-    training = torch.stack([dataset[index] for index in range(len(dataset))])
-    distances, indices = torch.cdist(images.flatten(1), training.flatten(1)).min(1)
-    return indices.tolist(), distances.tolist()
 
 
 def _parameters(network: nn.Module) -> int:

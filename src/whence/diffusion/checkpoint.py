@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import WhenceError
-from ..store import differing, load, save
+from ..store import check_folder, differing, load, save
 
 CHECKPOINT_SECONDS = 10.0  # at least so long between two checkpoints
 _SHARE = 20  # and at least so many times as long as writing one takes
@@ -31,6 +31,7 @@ class Checkpoint:
         optimizer: torch.optim.Optimizer,
         settings: Mapping[str, Any],
     ) -> None:
+        check_folder(folder)
         self.path = folder / "training.safetensors"
         self.network, self.average, self.optimizer, self.settings = network, average, optimizer, dict(settings)
         self.step = 0  # of the newest checkpoint on disk

@@ -1,0 +1,64 @@
+"""`whence demo` and the command line around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import whence
+from whence import presets, store
+from whence.cli.app import app
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The digits preset cut down to a few steps."""
+    brief = dataclasses.replace(whence.preset("digits"), steps=4, batch_size=16, sampling_steps=3)
+    monkeypatch.setitem(presets.PRESETS, "digits", brief)
+
+
+def test_the_demo_writes_images_and_what_it_knows_about_them(tmp_path, short):
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert (tmp_path / "out" / "generated.png").read_bytes().startswith(b"\x89PNG")
+    tensors, header = store.load(tmp_path / "out" / "generated.safetensors")
+    assert tensors["images"].shape == tensors["noise"].shape == (8, 1, 8, 8)
+    about = json.loads((tmp_path / "out" / "generated.json").read_text())
+    assert len(about["images"]) == 8
+    assert about["model"]["training_images"] == 1797
+    assert header["seed"] == 0
+
+
+def test_a_second_run_repeats_nothing_and_writes_the_same(tmp_path, short, monkeypatch):
+    arguments = ["demo", "--out", str(tmp_path)]
+    CliRunner().invoke(app, arguments, catch_exceptions=False)
+    first = store.load(tmp_path / "generated.safetensors")[0]["images"]
+    from whence.diffusion import training
+
+    monkeypatch.setattr(training._Run, "step", None)
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    assert store.load(tmp_path / "generated.safetensors")[0]["images"].equal(first)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from whence.cli import main; main()", *arguments], capture_output=True, text=True
+    )
+
+
+def test_an_error_is_one_sentence_and_no_traceback(tmp_path):
+    (tmp_path / "model").write_text("a file where a folder should be")
+    done = command("demo", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("whence: cannot write to")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version():
+    assert "demo" in command("--help").stdout
+    assert command("--version").stdout.strip() == f"whence {whence.__version__}"
