@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -57,6 +59,19 @@ def test_an_error_is_one_sentence_and_no_traceback(tmp_path):
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("whence: cannot write to")
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_is_answered_with_the_way_to_go_on(tmp_path):
+    code = "from whence.diffusion import checkpoint; checkpoint.CHECKPOINT_SECONDS = 0.5\nfrom whence.cli import main; main()"
+    child = subprocess.Popen([sys.executable, "-c", code, "demo", "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    path = tmp_path / "model" / "training.safetensors"
+    while not path.exists() and child.poll() is None:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert said.strip().splitlines()[-1] == "whence: interrupted; run the same command again to go on from here"
+    assert 0 < store.load(path)[1]["step"] < whence.preset("digits").steps
 
 
 def test_help_and_version():

@@ -1,4 +1,4 @@
-"""The command line: `whence demo`. It calls the public API and says errors as one sentence."""
+"""The command line: `whence demo`. It calls the public API and holds no maths."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ def main() -> None:
     try:
         need("typer", "cli")
         need("rich", "cli")
-        from .app import app
-
-        app()
     except WhenceError as error:
-        print(f"whence: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("\nwhence: interrupted; run the same command again to go on from here", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(f"whence: {error}")
+    from .app import app
+
+    app()

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
+from ..errors import WhenceError
 from .demo import run_demo
 
+
+class Commands(TyperGroup):
+    """Whatever command runs, what goes wrong is said in one sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WhenceError as error:
+            typer.echo(f"whence: {error}", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            typer.echo("\nwhence: interrupted; run the same command again to go on from here", err=True)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Which training images made this generated image?",
     no_args_is_help=True,
     add_completion=False,
