@@ -1,6 +1,7 @@
 """whence: which training images made this generated image?"""
 
 from . import data, models
+from .attribution import Attribution
 from .diffusion.denoiser import Coverage, Denoiser
 from .diffusion.draws import Draw, Draws
 from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
@@ -8,12 +9,15 @@ from .diffusion.sampling import sample
 from .diffusion.training import train
 from .errors import WhenceError
 from .presets import Preset, preset
+from .tid import TID
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DDPM",
     "EDM",
+    "TID",
+    "Attribution",
     "Coverage",
     "Denoiser",
     "Draw",

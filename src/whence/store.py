@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,29 @@ def _opened(path: str | os.PathLike[str], device: str | torch.device) -> Iterato
             yield file
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise WhenceError(f"{path} is truncated or damaged ({error}); delete it to start again") from error
+
+
+class Pace:
+    """When to write the next checkpoint of long work: often enough to lose little, seldom enough to cost little."""
+
+    seconds = 10.0  # at least so long between two
+    times = 20.0  # and at least so many times as long as writing one takes
+
+    def __init__(self) -> None:
+        self._written, self._cost = time.monotonic(), 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time."""
+        return time.monotonic() - self._written >= max(self.seconds, self.times * self._cost)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around the writing of one."""
+        started = time.monotonic()
+        yield
+        self._written = time.monotonic()
+        self._cost = self._written - started
 
 
 def fingerprint(*parts: Any) -> str:

@@ -62,7 +62,7 @@ def test_an_error_is_one_sentence_and_no_traceback(tmp_path):
 
 
 def test_ctrl_c_is_answered_with_the_way_to_go_on(tmp_path):
-    code = "from whence.diffusion import checkpoint; checkpoint.CHECKPOINT_SECONDS = 0.5\nfrom whence.cli import main; main()"
+    code = "from whence.store import Pace; Pace.seconds = 0.5\nfrom whence.cli import main; main()"
     child = subprocess.Popen([sys.executable, "-c", code, "demo", "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     path = tmp_path / "model" / "training.safetensors"
     while not path.exists() and child.poll() is None:

@@ -178,7 +178,7 @@ def test_names_and_patterns_choose_layers_and_blocks():
     ("arguments", "words"),
     [
         ({"layers": ["blocks.0.mlp.9"]}, "blocks.0.mlp.9.*did you mean"),
-        ({"layers": ["blocks.0"]}, "DiTBlock.*only linear"),
+        ({"layers": ["blocks.0"]}, "DiTBlock.*only linears"),
         ({"layers": "patchify"}, "list of names"),
         ({"layers": []}, "empty list"),
         ({"blocks": ["nothing.*"]}, "nothing"),

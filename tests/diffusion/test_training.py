@@ -18,7 +18,7 @@ from torch import nn
 import whence
 from helpers import Noise, small_dit, stirred
 from whence import store
-from whence.diffusion import batches, checkpoint
+from whence.diffusion import batches
 from whence.diffusion.batches import Order
 from whence.diffusion.training import Settings
 
@@ -256,9 +256,8 @@ SCRIPT = """
     import torch
     from helpers import Noise, small_dit, stirred
     import whence
-    from whence.diffusion import checkpoint
-    checkpoint.CHECKPOINT_SECONDS = 0.0
-    checkpoint._SHARE = 0
+    from whence.store import Pace
+    Pace.seconds = Pace.times = 0.0
     print("ready", flush=True)
     whence.train(stirred(small_dit()), whence.EDM(), Noise(), steps=200, batch_size=8, lr=1e-3, ema=0.9, flip=True,
                  augment=0.3, store={store!r})
@@ -330,8 +329,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_naming_step_and_last_good_check
         train(network=Poisoned(7), **plain)
     with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*no checkpoint yet"):
         train(network=Poisoned(7), store=tmp_path / "a", **plain)
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "_SHARE", 0)
+    monkeypatch.setattr(store.Pace, "seconds", 0.0)
+    monkeypatch.setattr(store.Pace, "times", 0.0)
     with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*training\.safetensors, of step 7"):
         train(network=Poisoned(7), store=tmp_path / "b", **plain)
     tensors, header = store.load(tmp_path / "b" / "training.safetensors")

@@ -56,18 +56,18 @@ def item_shape(dataset: Dataset) -> tuple[int, ...]:
     return tuple(split(dataset[0])[0].shape)
 
 
-def collate(items: Sequence[Any], indices: Sequence[int], shape: tuple[int, ...]) -> tuple[Tensor, Cond]:
+def collate(items: Sequence[Any], indices: Sequence[int], shape: tuple[int, ...], what: str = "item") -> tuple[Tensor, Cond]:
     """Stack items into x [B, C, H, W] and cond, naming the first item that does not fit or is not finite."""
     pairs = [split(item) for item in items]
     for index, (x, _) in zip(indices, pairs, strict=True):
         if tuple(x.shape) != shape:
             raise WhenceError(
-                f"item {index} of the data set has shape {tuple(x.shape)}, others have {shape}: resize or crop them alike"
+                f"{what} {index} of the data set has shape {tuple(x.shape)}, others have {shape}: resize or crop them alike"
             )
-    x = torch.stack([x for x, _ in pairs]).float()
+    x = torch.stack([x for x, _ in pairs])
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x).flatten(1).all(1)).nonzero()[0])
-        raise WhenceError(f"item {indices[bad]} of the data set holds NaN or infinity: mend or drop it")
+        raise WhenceError(f"{what} {indices[bad]} of the data set holds NaN or infinity: mend or drop it")
     return x, stack_conds([cond for _, cond in pairs])
 
 

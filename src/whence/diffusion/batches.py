@@ -5,7 +5,6 @@ The choice is a function of the seed and the step alone, so that a run can resum
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,13 +18,9 @@ from ..data.items import Cond, Dataset, Drawable, collate, item_shape, length, m
 from ..errors import WhenceError
 from ..progress import bar
 from ..store import fingerprint
+from .streams import stream
 
 PRELOAD_BYTES = 2 * 2**30  # data sets up to this size are kept whole on the device
-
-
-def stream(seed: int, name: str, number: int) -> int:
-    """The seed of one named random stream at one step: streams never share numbers, and need no state to resume."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {name} {number}".encode(), digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ A run resumes only from a checkpoint of the same network and settings; anything 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import WhenceError
-from ..store import check_folder, differing, load, save
-
-CHECKPOINT_SECONDS = 10.0  # at least so long between two checkpoints
-_SHARE = 20  # and at least so many times as long as writing one takes
+from ..store import Pace, check_folder, differing, load, save
 
 
 class Checkpoint:
@@ -35,24 +31,18 @@ class Checkpoint:
         self.path = folder / "training.safetensors"
         self.network, self.average, self.optimizer, self.settings = network, average, optimizer, dict(settings)
         self.step = 0  # of the newest checkpoint on disk
-        self._written, self._cost = time.monotonic(), 0.0
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for the next one: often enough to lose little, seldom enough to cost little."""
-        return time.monotonic() - self._written >= max(CHECKPOINT_SECONDS, _SHARE * self._cost)
+        self.pace = Pace()
 
     def write(self, step: int) -> None:
         """Put the run's state at a step on disk."""
-        started = time.monotonic()
         states = {"network": self.network.state_dict(), "average": self.average.state_dict()}
         tensors = {f"{part}/{name}": tensor for part, state in states.items() for name, tensor in state.items()}
         for name, parameter in self._trained():
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer/{name}/{key}"] = value
-        save(self.path, tensors, {"kind": "training", "step": step, "settings": self.settings})
-        self.step, self._written = step, time.monotonic()
-        self._cost = self._written - started
+        with self.pace.writing():
+            save(self.path, tensors, {"kind": "training", "step": step, "settings": self.settings})
+        self.step = step
 
     def read(self) -> int:
         """Restore the newest state, and say its step; 0 where there is none."""

@@ -13,23 +13,16 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ..errors import WhenceError
+from ..factors.layers import kind_of
 
-TRACKABLE = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-_CONVOLUTION = TRACKABLE[1:]
+_CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONTAINER = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def find_layers(network: nn.Module) -> tuple[str, ...]:
-    """Every linear, convolution and transposed convolution with parameters, subclasses included."""
-    return tuple(name for name, module in network.named_modules() if isinstance(module, TRACKABLE))
+    """Every layer of a kind that is tracked by default: linears and convolutions, subclasses included."""
+    kinds = ((name, kind_of(module)) for name, module in network.named_modules())
+    return tuple(name for name, kind in kinds if kind is not None and kind.default)
 
 
 def find_blocks(network: nn.Module) -> tuple[str, ...]:
@@ -67,7 +60,7 @@ def _composites(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
     for name, child in module.named_children():
         if isinstance(child, _CONTAINER):
             yield from _composites(child, f"{prefix}{name}.")
-        elif sum(isinstance(inner, TRACKABLE) for inner in child.modules() if inner is not child) > 1:
+        elif len(find_layers(child)) > 1:
             yield f"{prefix}{name}", child
 
 
@@ -84,16 +77,16 @@ def named(network: nn.Module, patterns: Sequence[str], what: str) -> tuple[str, 
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(name, pattern)]
         if what == "layers" and any(character in pattern for character in "*?["):
-            found = [name for name in found if isinstance(network.get_submodule(name), TRACKABLE)]
+            found = [name for name in found if kind_of(network.get_submodule(name))]
         if not found:
             close = difflib.get_close_matches(pattern, names, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise WhenceError(f"{what} names {pattern!r}, which matches nothing in {type(network).__name__}{hint}")
         chosen.update(dict.fromkeys(found))
     for name in chosen:
-        if what == "layers" and not isinstance(network.get_submodule(name), TRACKABLE):
+        if what == "layers" and not kind_of(network.get_submodule(name)):
             kind = type(network.get_submodule(name)).__name__
-            raise WhenceError(f"layers names {name!r}, a {kind}: only linear layers and convolutions can be tracked")
+            raise WhenceError(f"layers names {name!r}, a {kind}: only linears, convolutions and norms can be tracked")
     if not chosen:
         raise WhenceError(f"{what} is an empty list: name at least one module, or leave it out")
     order = {name: place for place, name in enumerate(names)}

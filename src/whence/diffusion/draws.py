@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import WhenceError
 from .process import Process
+from .streams import stream
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,15 @@ class Draws:
 
     def __repr__(self) -> str:
         return f"Draws({self.process!r}, shape={self.shape}, count={len(self)}, seed={self.seed})"
+
+
+def independent_draw(draws: Draws, role: str, index: int, m: int) -> Draw:
+    """A draw of one's own for one item (RQ2): a noise level of the same grid and fresh noise, a function of role, index and m."""
+    generator = torch.Generator().manual_seed(stream(draws.seed, f"{role} {index}", m))
+    level = int(torch.randint(len(draws), (), generator=generator))
+    return Draw(draws.sigmas[level], torch.randn(draws.shape, generator=generator))
+
+
+def resampled_cotangent(draws: Draws, index: int, m: int) -> Tensor:
+    """What the MC-GGN back-propagates for one item at draw m (RQ5): standard normal noise of an image's shape."""
+    return torch.randn(draws.shape, generator=torch.Generator().manual_seed(stream(draws.seed, f"resampled {index}", m)))

@@ -27,10 +27,11 @@ from ..errors import WhenceError
 from ..progress import bar
 from ..store import fingerprint
 from .augment import random_flip, random_warp
-from .batches import Feed, Order, data_fingerprint, kept_indices, stream
+from .batches import Feed, Order, data_fingerprint, kept_indices
 from .checkpoint import Checkpoint
 from .denoiser import Call, call_plainly
 from .process import Process
+from .streams import stream
 
 _WINDOW = 20  # steps whose losses stay on the device before they are looked at
 
@@ -154,9 +155,9 @@ def train(
             losses.add(step, run.step(step, *batch))
             progress.update()
             last = step + 1 == steps or interrupted()
-            if losses.full or last or (checkpoint is not None and checkpoint.due):
+            if losses.full or last or (checkpoint is not None and checkpoint.pace.due):
                 progress.set_postfix_str(f"loss {losses.check():.4f}", refresh=False)
-                if checkpoint is not None and (last or checkpoint.due):
+                if checkpoint is not None and (last or checkpoint.pace.due):
                     run.copy_buffers()
                     checkpoint.write(step + 1)
             if last and step + 1 < steps:

@@ -1,0 +1,98 @@
+"""The Kronecker-factored curvature of every block: streaming second moments of the factors, and roots of their damped inverses.
+
+A = mean over samples, draws and positions of a a^T, B likewise of b b^T (Eq. 12). Damping adds a share of each factor's own mean
+eigenvalue; W with W^T W = (A + damping)^-1 comes from a Cholesky factorisation in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import WhenceError
+from .kernel import Root, Roots, matmul
+from .layers import Block, Factors
+
+
+class Moments:
+    """Sums of a a^T and b b^T for every block, and over how many positions."""
+
+    def __init__(self, blocks: Sequence[Block], device: torch.device, dtype: torch.dtype) -> None:
+        self.blocks = {block.name: block for block in blocks}
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = dict.fromkeys(self.blocks, 0)
+        for block in blocks:
+            if block.inputs:
+                self.sums[f"{block.name}/a"] = torch.zeros(block.columns, block.columns, device=device, dtype=dtype)
+            shape = (block.outputs,) if block.diagonal else (block.outputs, block.outputs)
+            self.sums[f"{block.name}/b"] = torch.zeros(shape, device=device, dtype=dtype)
+
+    def add_inputs(self, block: Block, factors: Factors, scale: Tensor) -> None:
+        """Add a batch of inputs a, multiplied by their normalising weights [B, 1] or [B, T]."""
+        a = factors.a
+        if a is None:
+            return
+        total = self.sums[f"{block.name}/a"]
+        weighted = (a * scale[..., None].to(a.dtype)).flatten(0, 1)  # [B * T, p]
+        inner = slice(0, block.inputs)
+        total[inner, inner] += matmul(weighted.T, weighted)
+        if block.one:
+            column = scale.expand(a.shape[:2]).flatten()  # the normalised one of every position
+            cross = matmul(weighted.T, column[:, None].to(weighted.dtype))[:, 0]
+            total[inner, -1] += cross
+            total[-1, inner] += cross
+            total[-1, -1] += (column**2).sum()
+
+    def add_outputs(self, block: Block, factors: Factors, scale: Tensor) -> None:
+        """Add a batch of output gradients b, multiplied by their normalising weights, and count its positions."""
+        b = factors.b
+        self.counts[block.name] += b.shape[0] * b.shape[1]
+        total = self.sums[f"{block.name}/b"]
+        weighted = (b * scale[..., None].to(b.dtype)).flatten(0, 1)  # [B * T, q]
+        total += (weighted.to(total.dtype) ** 2).sum(0) if block.diagonal else matmul(weighted.T, weighted)
+
+    def roots(self, damping: float, dtype: torch.dtype) -> dict[str, Roots]:
+        """W_a and W_b of every block."""
+        return {
+            name: (
+                _root(self.sums[f"{name}/a"], self.counts[name], damping, f"{name}, inputs", dtype, block.one)
+                if block.inputs
+                else None,
+                _root(self.sums[f"{name}/b"], self.counts[name], damping, f"{name}, output gradients", dtype),
+            )
+            for name, block in self.blocks.items()
+        }
+
+    def restore(self, sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
+        """Take up sums and counts that were saved."""
+        for name, total in self.sums.items():
+            total.copy_(sums[name])
+        self.counts = dict(counts)
+
+
+def _root(total: Tensor, count: int, damping: float, what: str, dtype: torch.dtype, one: bool = False) -> Root:
+    """W with W^T W = (total / count + damping * mean eigenvalue)^-1; a vector is a diagonal matrix.
+
+    Its rows are padded with zeros to a multiple of 8, which changes no product and keeps matrix units on their fast path.
+    """
+    moment = total.double() / max(1, count)
+    if not bool(torch.isfinite(moment).all()):
+        raise WhenceError(f"the curvature of {what}, is not finite: look for NaN or infinity in the data or the network")
+    mean = float(moment.mean() if moment.ndim == 1 else moment.diagonal().mean())
+    if mean <= 0:  # no gradient ever reached it: it has nothing to say
+        return _split(torch.zeros_like(total, dtype=dtype), one)
+    if moment.ndim == 1:
+        return Root((moment + damping * mean).rsqrt().to(dtype))
+    damped = moment / mean + damping * torch.eye(len(moment), dtype=torch.float64, device=moment.device)
+    factor, failed = torch.linalg.cholesky_ex(damped)
+    if int(failed):
+        raise WhenceError(f"the curvature of {what}, cannot be inverted: raise damping above {damping:g}")
+    identity = torch.eye(len(moment), dtype=torch.float64, device=moment.device)
+    root = torch.linalg.solve_triangular(factor, identity, upper=False) / mean**0.5
+    return _split(torch.nn.functional.pad(root, (0, 0, 0, -len(root) % 8)).to(dtype), one)
+
+
+def _split(root: Tensor, one: bool) -> Root:
+    return Root(root[:, :-1].contiguous(), root[:, -1].contiguous()) if one else Root(root)

@@ -1,0 +1,210 @@
+"""The kernel <g_q, G^-1 g_i> of one block, exact, by the cheaper of two ways; pure maths on factors [batch, position, features].
+
+With a sample's gradient G = sum_t b_t a_t^T (a with its appended one), the kernel is <B^-1 G_q A^-1, G_i>. Either gradients are
+materialised and compared by one matrix product, or positions are compared pairwise, (a_it . a'_qs)(b_it . b'_qs), which is far
+cheaper where there are few: adaLN and embedding layers have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .layers import Block, Factors
+
+Normalize = Literal["sample", "token", "gradient", "none"]
+Path = Literal["gradients", "pairs"]
+_CHUNK = 2**27  # elements of the largest temporary
+
+
+class Root(NamedTuple):
+    """W with W^T W = the inverse of a damped second moment; the column of the appended one apart, a diagonal one as a vector."""
+
+    weight: Tensor  # [rows, features], or [features] where diagonal
+    one: Tensor | None = None  # [rows]
+
+    def to(self, like: Tensor) -> Root:
+        """In another tensor's precision and place."""
+        return Root(self.weight.to(like), None if self.one is None else self.one.to(like))
+
+
+Roots = tuple[Root | None, Root | None]  # of a and of b; None is the identity
+
+
+def weights(block: Block, factors: Factors, normalize: Normalize) -> tuple[Tensor, Tensor]:
+    """The numbers that a and b are multiplied by to normalise them, each [B, 1], or [B, T] by token; float32 or better.
+
+    "sample" divides the matrix [T, features] of a sample by its Frobenius norm, "token" each position's vector by its own norm,
+    "gradient" both by the root of the gradient's norm, so that the gradient has norm one.
+    """
+    a, b = factors
+    precise = torch.promote_types(b.dtype, torch.float32)
+    if normalize == "none":
+        one = b.new_ones(len(b), 1, dtype=precise)
+        return one, one
+    if normalize == "gradient":
+        both = _inverse(_gradient_norm(block, factors).to(precise).sqrt())[:, None]
+        return (torch.ones_like(both), both**2) if a is None else (both, both)
+    over = (1, 2) if normalize == "sample" else (2,)
+    norm_b = torch.linalg.vector_norm(b, dim=over, dtype=precise)
+    if a is None:
+        norm_a = torch.ones_like(norm_b)
+    else:
+        ones = block.one * (a.shape[1] if normalize == "sample" else 1)
+        norm_a = (torch.linalg.vector_norm(a, dim=over, dtype=precise) ** 2 + ones).sqrt()
+    return _inverse(norm_a.reshape(len(b), -1)), _inverse(norm_b.reshape(len(b), -1))
+
+
+def _inverse(norm: Tensor) -> Tensor:
+    """1 / norm, and 0 where there is nothing to normalise."""
+    return torch.where(norm > 0, 1 / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
+
+
+def _gradient_norm(block: Block, factors: Factors) -> Tensor:
+    """The Frobenius norm of each sample's gradient, [B]."""
+    a, b = factors
+    if a is None:
+        return torch.linalg.vector_norm(b, dim=(1, 2))
+    squares = torch.linalg.vector_norm(b.transpose(1, 2) @ a, dim=(1, 2)) ** 2
+    return (squares + block.one * (b.sum(1) ** 2).sum(1)).sqrt()
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the kernel for one block: factors, ready to be compared by the way `path` says."""
+
+    path: Path
+    a: Tensor | None = None  # [B, T, p], path "pairs"
+    one: Tensor | None = None  # [B, T]: what a's appended one has become
+    b: Tensor | None = None  # [B, T, q]
+    gradient: Tensor | None = None  # [B, q * p], path "gradients"; a vector block has its vector here
+    ones_gradient: Tensor | None = None  # [B, q]: the gradient's last column, the bias's
+
+
+def choose(block: Block, positions: int, queries: int) -> Path:
+    """The way that takes fewer operations for one training sample against all queries."""
+    p, q = block.columns, block.outputs
+    if block.inputs == 0:
+        return "gradients"  # a vector is its own gradient
+    gradients = 2 * positions * p * q + 2 * queries * p * q
+    pairs = 2 * queries * positions**2 * (p + q)
+    return "pairs" if pairs < gradients else "gradients"
+
+
+def plain_side(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], path: Path) -> Side:
+    """A side as it is: the many training samples."""
+    a, b = factors
+    joint = scale[0] * scale[1]  # [B, 1] or [B, T]: one number does for both factors
+    per_token = joint.shape[1] > 1
+    if per_token:
+        b = b * joint[..., None].to(b.dtype)
+    if path == "pairs":
+        assert a is not None
+        if not per_token:
+            b = b * joint[..., None].to(b.dtype)
+        return Side("pairs", a=a, b=b, one=a.new_ones(a.shape[:2]) if block.one else None)
+    if a is None:
+        return Side("gradients", gradient=(b[:, 0] * joint.to(b.dtype)))
+    gradient = torch.bmm(b.transpose(1, 2), a).flatten(1)  # [B, q * p]
+    ones = b.sum(1) if block.one else None  # [B, q]
+    if not per_token:
+        # a scalar a sample: folded into the small result of the comparison instead of a pass over the large gradient
+        return Side("gradients", gradient=gradient, ones_gradient=ones, one=joint)
+    return Side("gradients", gradient=gradient, ones_gradient=ones)
+
+
+def whitened(block: Block, factors: Factors, roots: Roots) -> Factors:
+    """W_a a (with its one) and W_b b, whose plain kernel is the preconditioned one: A^-1 = W_a^T W_a, B^-1 = W_b^T W_b."""
+    a, b = factors
+    root_a, root_b = roots
+    if root_b is not None:
+        weight = root_b.to(b).weight
+        b = b * weight if weight.ndim == 1 else F.linear(b, weight)
+    if a is None:
+        return Factors(None, b)
+    if root_a is None:
+        return Factors(F.pad(a, (0, 1), value=1.0) if block.one else a, b)
+    return Factors(F.linear(a, *root_a.to(a)), b)
+
+
+def preconditioned_side(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], roots: Roots, path: Path) -> Side:
+    """A side with A^-1 and B^-1 applied: the few queries."""
+    joint = (scale[0] * scale[1])[..., None]
+    a, b = whitened(block, factors, roots)
+    root_a, root_b = roots
+    if root_b is not None:
+        weight = root_b.to(b).weight
+        b = b * weight if weight.ndim == 1 else b @ weight
+    b = b * joint.to(b.dtype)
+    if a is None:
+        return Side("gradients", gradient=b[:, 0])
+    if root_a is None:
+        inner, one = a[..., : block.inputs], a[..., block.inputs] if block.one else None
+    else:
+        weight, column = root_a.to(a)
+        inner, one = a @ weight, None if column is None else a @ column  # [B, T, p], [B, T]
+    if path == "pairs":
+        return Side("pairs", a=inner, one=one, b=b)
+    ones = None if one is None else torch.einsum("bt,btq->bq", one, b)
+    return Side("gradients", gradient=torch.bmm(b.transpose(1, 2), inner).flatten(1), ones_gradient=ones)
+
+
+def compare(queries: Side, samples: Side) -> Tensor:
+    """The kernel of every query with every sample, [Q, B], in float32 or better."""
+    if samples.path == "pairs":
+        return _compare_pairs(queries, samples)
+    assert queries.gradient is not None
+    assert samples.gradient is not None
+    kernel = matmul(queries.gradient, samples.gradient.T)
+    if queries.ones_gradient is not None and samples.ones_gradient is not None:
+        kernel = kernel + matmul(queries.ones_gradient, samples.ones_gradient.T)
+    return kernel if samples.one is None else kernel * samples.one.T  # the scalar a sample of plain_side
+
+
+def _compare_pairs(queries: Side, samples: Side) -> Tensor:
+    """sum over positions t of the sample and s of the query of (a_t . a'_s + one'_s)(b_t . b'_s)."""
+    assert queries.a is not None
+    assert queries.b is not None
+    assert samples.a is not None
+    assert samples.b is not None
+    (count, there, _), (many, here, _) = queries.a.shape, samples.a.shape
+    rows = max(1, _CHUNK // max(1, count * there * here))  # never the whole Q x N x T x T
+    parts = []
+    for start in range(0, many, rows):
+        some = slice(start, start + rows)
+        products = matmul(queries.a.flatten(0, 1), samples.a[some].flatten(0, 1).T)  # [Q * S, b * T]
+        if queries.one is not None:
+            products = products + queries.one.reshape(-1, 1).to(products.dtype)
+        products = products * matmul(queries.b.flatten(0, 1), samples.b[some].flatten(0, 1).T)
+        parts.append(products.reshape(count, there, -1, here).sum((1, 3)))
+    return torch.cat(parts, 1)
+
+
+def own_kernel(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], roots: Roots) -> Tensor:
+    """The kernel of every sample with itself, [B]."""
+    a, b = whitened(block, factors, roots)
+    b = b * (scale[0] * scale[1])[..., None].to(b.dtype)
+    gradient = b if a is None else torch.bmm(b.transpose(1, 2), a)
+    return torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=torch.promote_types(b.dtype, torch.float32)) ** 2
+
+
+def gram(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], roots: Roots) -> Tensor:
+    """The kernel of every sample of a batch with every other, [B, B]: whitened once, compared with itself."""
+    path = choose(block, factors.b.shape[1], len(factors.b))
+    bare = Block(block.name, block.inputs and block.columns, block.outputs)  # the one is inside a now
+    side = plain_side(bare, whitened(block, factors, roots), scale, path)
+    kernel = compare(side, side)
+    return kernel * side.one if side.path == "gradients" and side.one is not None else kernel
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y, accumulated and returned in float32 also where x and y are bf16."""
+    if x.dtype in (torch.bfloat16, torch.float16):
+        if x.is_cuda:
+            return torch.mm(x, y, out_dtype=torch.float32)
+        return x.float() @ y.float()
+    return x @ y

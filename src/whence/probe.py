@@ -1,0 +1,154 @@
+"""What TID differentiates, and where: the gradient of its target at a draw, for queries and training images alike.
+
+It stands between the network's factors and TID's sums over them, and knows neither curvature nor kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .data.items import Cond, map_cond
+from .diffusion.denoiser import Denoiser
+from .diffusion.draws import Draws, independent_draw
+from .errors import WhenceError
+from .factors.capture import Capture
+from .factors.kernel import Normalize
+from .factors.layers import Block, Factors
+
+Target = Literal["sum", "squared", "loss"]
+CurvatureKind = Literal["empirical", "sampled", "identity"]
+Correction = Literal["residual", "leverage"]
+Precision = Literal["bf16", "fp32"]
+Role = Literal["query", "train"]
+Consume = Callable[[Block, Factors], None]
+Slope = Callable[[Tensor], Tensor]
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "normalize": ("sample", "token", "gradient", "none"),
+    "target": ("sum", "squared", "loss"),
+    "curvature": ("empirical", "sampled", "identity"),
+    "correction": (None, "residual", "leverage"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices that the scores depend on; the defaults are the paper's TID."""
+
+    damping: float = 0.1
+    normalize: Normalize = "sample"
+    target: Target = "sum"
+    curvature: CurvatureKind = "empirical"
+    aligned: bool = True
+    correction: Correction | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise WhenceError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(map(repr, choices))}")
+        if not self.damping > 0:
+            raise WhenceError(f"damping must be above 0, not {self.damping}")
+
+    @property
+    def fitted(self) -> dict[str, Any]:
+        """Those that the curvature depends on."""
+        return {name: getattr(self, name) for name in ("normalize", "target", "curvature", "aligned")}
+
+
+class Probe:
+    """One forward and backward pass of a batch at a draw, its factors handed to whoever consumes them."""
+
+    def __init__(self, denoiser: Denoiser, draws: Draws, options: Options, precision: Precision | None) -> None:
+        if draws.process != denoiser.process:
+            raise WhenceError(
+                f"the draws are of {draws.process!r}, the denoiser is of {denoiser.process!r}: make them of one process"
+            )
+        if precision not in (None, "bf16", "fp32"):
+            raise WhenceError(f"precision is {precision!r}; choose 'bf16' or 'fp32'")
+        self.denoiser, self.draws, self.options = denoiser, draws, options
+        self.bf16 = (denoiser.device.type == "cuda") if precision is None else precision == "bf16"
+        self._capture = Capture(denoiser)
+        self.blocks = self._capture.blocks
+
+    @property
+    def network_dtype(self) -> torch.dtype:
+        """Of the images that the network takes."""
+        return next(self.denoiser.network.parameters()).dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the factors."""
+        return torch.bfloat16 if self.bf16 else self.network_dtype
+
+    def run(
+        self, x: Tensor, cond: Cond, m: int, role: Role, indices: list[int], consume: Consume, slope: Slope | None = None
+    ) -> Tensor:
+        """A batch at draw m, or where draws are not aligned at each image's own; the residuals <1, F - y>, [B]."""
+        if self.options.aligned:
+            return self.at(x, cond, self.draws[m].sigma, self.draws[m].noise.to(x), consume, slope)
+        own = [independent_draw(self.draws, role, index, m) for index in indices]
+        sigma, noise = torch.stack([draw.sigma for draw in own]), torch.stack([draw.noise for draw in own])
+        return self.at(x, cond, sigma, noise.to(x), consume, slope)
+
+    def at(self, x: Tensor, cond: Cond, sigma: Tensor, noise: Tensor, consume: Consume, slope: Slope | None = None) -> Tensor:
+        """A batch x [B, C, H, W] at the given sigma and noise; `slope` replaces the target's gradient at the output."""
+        process, target = self.denoiser.process, self.options.target
+
+        def cotangent(output: Tensor) -> Tensor:  # Eq. 3, and RQ1
+            if target == "sum":
+                return torch.ones_like(output)
+            if target == "squared":
+                return 2 * output
+            weight = process.loss_weight(process.check(sigma)).to(output).reshape(-1, *[1] * (output.ndim - 1))
+            return 2 * weight * (output - process.target(x, sigma, noise))
+
+        def cast(block: Block, factors: Factors) -> None:
+            a, b = factors
+            consume(block, Factors(None if a is None else a.to(self.dtype), b.to(self.dtype)))
+
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            output = self._capture.run(process.add_noise(x, sigma, noise), sigma, cond, slope or cotangent, cast)
+        if self.options.correction is None:
+            return output.new_zeros(())
+        return (
+            (output - process.target(x, sigma, noise)).flatten(1).sum(1, dtype=torch.promote_types(output.dtype, torch.float32))
+        )
+
+    def diagnose(self, x: Tensor, cond: Cond, m: int, role: Role, indices: list[int]) -> None:
+        """Name the first item, and in it the layer nearest to the input, whose factors are not finite."""
+        sigma = f"{float(self.draws.sigmas[m]):g}"
+        for place, index in enumerate(indices):
+            one = slice(place, place + 1)
+            bad: list[str] = []
+
+            def consume(block: Block, factors: Factors, bad: list[str] = bad) -> None:
+                if not all(bool(torch.isfinite(factor).all()) for factor in factors if factor is not None):
+                    bad.append(block.name)
+
+            self.run(x[one], map_cond(cond, lambda v, one=one: v[one]), m, role, [index], consume)  # type: ignore[misc]
+            if bad:
+                what = "query" if role == "query" else "item"
+                raise WhenceError(f"{what} {index} has gradients that are not finite at sigma {sigma}, in layer {bad[-1]}")
+        raise WhenceError(f"a score became infinite at sigma {sigma}: normalize, or raise damping")
+
+
+class Health:
+    """Whether the factors of every sample of a batch are finite, without waiting for the device at every layer."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._total = torch.zeros(count, device=device)
+
+    def add(self, factors: Factors) -> None:
+        """Look at the factors of one block."""
+        for factor in factors:
+            if factor is not None:
+                self._total += factor.flatten(1).sum(1).float() * 0  # NaN and infinity stay, all else is 0
+
+    def check(self, complain: Callable[[], None]) -> None:
+        """Complain if anything was not finite."""
+        if not bool(torch.isfinite(self._total).all()):
+            complain()

@@ -1,0 +1,350 @@
+"""TID, the exact teacher: training images ranked by the squared, layer-summed, K-FAC-preconditioned kernel of gradients (Eq. 7).
+
+Queries are preconditioned once a draw; the training set streams past them, one forward and one backward pass an image and draw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from .attribution import Attribution, Ranking
+from .data.items import Cond, Dataset, collate, item_shape, length, map_cond
+from .diffusion.denoiser import Denoiser
+from .diffusion.draws import Draw, Draws, resampled_cotangent
+from .errors import WhenceError
+from .factors.curvature import Moments
+from .factors.kernel import Normalize, Roots, Side, choose, compare, gram, own_kernel, plain_side, preconditioned_side, weights
+from .factors.layers import Block, Factors
+from .memory import free_memory
+from .probe import Correction, CurvatureKind, Health, Options, Precision, Probe, Target
+from .progress import bar
+from .store import Pace, check_folder, differing, fingerprint, load, save
+
+_SHARE = 0.5  # of the free memory, unless `memory` says how much
+_SCORES = 2**26  # elements of the largest piece of the score matrix that is held
+_PIXELS = 2**30  # bytes of the largest piece of the training set that is held
+
+
+class TID:
+    """Training-data influence by score discrepancy.
+
+    Args:
+        denoiser: the model; its tracked layers are what is compared.
+        draws: the (sigma, noise) pairs that query and training images are compared on.
+        damping: added to each Kronecker factor, as a share of its mean eigenvalue.
+        normalize: "sample": each sample's factors have norm one in each layer; "token": each position's; "gradient": the gradient
+            of each sample in each layer; "none": magnitudes are kept (RQ3).
+        target: what is differentiated: the "sum" of the output, its "squared" norm, or the weighted training "loss" (RQ1).
+        curvature: "empirical": second moments of the gradients compared; "sampled": output gradients of a resampled target, the
+            MC-GGN (RQ5); "identity": none.
+        aligned: whether all images share a draw's sigma and noise; otherwise each has its own (RQ2).
+        correction: None; "residual": times r; "leverage": times r / (1 - h) (RQ4).
+        memory: bytes to work in; None: half of what is free.
+        precision: "bf16" or "fp32"; None: bf16 on CUDA, the network's own elsewhere.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        draws: Draws,
+        damping: float = 0.1,
+        normalize: Normalize = "sample",
+        target: Target = "sum",
+        curvature: CurvatureKind = "empirical",
+        aligned: bool = True,
+        correction: Correction | None = None,
+        *,
+        memory: int | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        self.denoiser, self.draws, self.memory = denoiser, draws, memory
+        self.options = Options(damping, normalize, target, curvature, aligned, correction)
+        self._probe = Probe(denoiser, draws, self.options, precision)
+        self._roots: dict[str, Roots] | None = None
+        self._moments: Moments | None = None
+        self.observations = 0  # images times draws that the curvature was estimated from
+        share = denoiser.coverage().share
+        if share < 0.95:
+            warnings.warn(
+                f"only {100 * share:.1f} % of the network's parameters are tracked; denoiser.coverage() says what is left out",
+                stacklevel=2,
+            )
+
+    # --- curvature ---------------------------------------------------------------------------------------------------
+
+    def fit(
+        self, dataset: Dataset, batch_size: int = 64, samples: int | None = None, store: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Estimate the curvature from training images and all draws.
+
+        `samples`: from how many images, chosen at random under the draws' seed; None: all. `store`: a folder to resume from.
+        """
+        chosen = self._chosen(dataset, samples)
+        self.observations = len(chosen) * len(self.draws)
+        if self.options.curvature == "identity":
+            self._moments, self._roots = None, {block.name: (None, None) for block in self._probe.blocks}
+            return self
+        moments = Moments(self._probe.blocks, self.denoiser.device, torch.promote_types(self._probe.dtype, torch.float32))
+        identity = {**self._identity(), "images": len(chosen), "data": fingerprint([dataset[int(i)] for i in chosen[:16]])}
+        progress_file = None if store is None else Path(store) / "moments.safetensors"
+        start, size = 0, self._micro_batch(dataset, batch_size)
+        if progress_file is not None:
+            check_folder(progress_file.parent)
+            if progress_file.exists():
+                tensors, header = load(progress_file)
+                differs = differing(header["identity"], identity)
+                if differs:
+                    raise WhenceError(f"{progress_file} belongs to another curvature: {differs}; choose another store")
+                moments.restore(tensors, header["counts"])
+                start, size = int(header["done"]), int(header["batch"])  # the same batches give the same sums
+        pace = Pace()
+        with bar(len(chosen) * len(self.draws), "curvature", "image", initial=start * len(self.draws)) as progress:
+            for place in range(start, len(chosen), size):
+                indices = chosen[place : place + size].tolist()
+                x, cond = self._read(dataset, indices)
+                for m in range(len(self.draws)):
+                    self._add_moments(moments, x, cond, m, indices)
+                    progress.update(len(indices))
+                done = place + len(indices)
+                if progress_file is not None and (pace.due or done == len(chosen)) and done > start:
+                    with pace.writing():
+                        save(
+                            progress_file,
+                            moments.sums,
+                            {"identity": identity, "done": done, "batch": size, "counts": moments.counts},
+                        )
+        self._moments = moments
+        self._roots = moments.roots(self.options.damping, self._probe.dtype)
+        return self
+
+    def _add_moments(self, moments: Moments, x: Tensor, cond: Cond, m: int, indices: list[int]) -> None:
+        normalize, health = self.options.normalize, Health(len(x), x.device)
+        sampled = self.options.curvature == "sampled"
+
+        def observed(block: Block, factors: Factors) -> None:
+            health.add(factors)
+            scale = weights(block, factors, normalize)
+            moments.add_inputs(block, factors, scale[0])
+            if not sampled:
+                moments.add_outputs(block, factors, scale[1])
+
+        def resampled(block: Block, factors: Factors) -> None:
+            moments.add_outputs(block, factors, weights(block, factors, normalize)[1])
+
+        self._probe.run(x, cond, m, "train", indices, observed)
+        if sampled:
+            noise = torch.stack([resampled_cotangent(self.draws, index, m) for index in indices]).to(x)
+            self._probe.run(x, cond, m, "train", indices, resampled, lambda _: noise)
+        health.check(lambda: self._probe.diagnose(x, cond, m, "train", indices))
+
+    # --- scores ------------------------------------------------------------------------------------------------------
+
+    def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
+        """tau [Q, N], float32 on the CPU; larger is more influential."""
+        x, cond = self._queries(queries)
+        result = torch.empty(len(x), length(dataset))
+        for start, scores in self._stream(x, cond, dataset, batch_size):
+            result[:, start : start + scores.shape[1]] = scores.cpu()
+        return result
+
+    def attribute(self, queries: Tensor | Dataset, dataset: Dataset, top_k: int = 8, batch_size: int = 64) -> Attribution:
+        """The most and the least influential training images of each query; never holds a score for every pair."""
+        x, cond = self._queries(queries)
+        ranking = Ranking(top_k, length(dataset))
+        for start, scores in self._stream(x, cond, dataset, batch_size):
+            ranking.add(start, scores)
+        return ranking.result()
+
+    def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
+        """tau within a batch x [B, C, H, W] at one draw, [B, B], symmetric, on the device."""
+        roots, normalize = self._fitted(), self.options.normalize
+        self._check_shape(tuple(x.shape[1:]), "the batch")
+        x = x.to(self.denoiser.device, self._probe.network_dtype)
+        kernel = torch.zeros(len(x), len(x), device=x.device, dtype=torch.promote_types(self._probe.dtype, torch.float32))
+
+        def consume(block: Block, factors: Factors) -> None:
+            kernel.add_(gram(block, factors, weights(block, factors, normalize), roots[block.name]))
+
+        self._probe.at(x, cond, draw.sigma, draw.noise.to(x), consume)
+        return kernel**2
+
+    def _stream(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Iterator[tuple[int, Tensor]]:
+        """The scores of piece after piece of the training set: (first index, tau [Q, n])."""
+        self._fitted()
+        count, shape = length(dataset), item_shape(dataset)
+        self._check_shape(shape, "the data set")
+        size, group = self._micro_batch(dataset, batch_size), self._query_group(len(queries))
+        piece = max(size, min(_SCORES // len(queries), _PIXELS // (4 * torch.Size(shape).numel())))
+        groups = range(0, len(queries), group)
+        with bar(count * len(self.draws) * len(groups), "scoring", "image") as progress:
+            for start in range(0, count, piece):
+                indices = list(range(start, min(start + piece, count)))
+                x, train_cond = self._read(dataset, indices)
+                tau = torch.zeros(len(queries), len(x), device=x.device)
+                for m in range(len(self.draws)):
+                    for first in groups:
+                        some = slice(first, first + group)
+                        sides = self._prepare(queries[some], map_cond(cond, lambda v, some=some: v[some]), m, first)  # type: ignore[misc]
+                        for place in range(0, len(x), size):
+                            rows = slice(place, place + size)
+                            batch = map_cond(train_cond, lambda v, rows=rows: v[rows])  # type: ignore[misc]
+                            kernel = self._kernel(sides, x[rows], batch, m, indices[rows])
+                            tau[some, rows] += kernel.float() ** 2 / len(self.draws)
+                            progress.update(len(indices[rows]))
+                    if not bool(torch.isfinite(tau).all()):
+                        self._probe.diagnose(x, train_cond, m, "train", indices)
+                yield start, tau
+
+    def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> dict[str, Side]:
+        """The queries' side of every block at one draw."""
+        roots, sides, health = self._fitted(), {}, Health(len(x), x.device)
+
+        def consume(block: Block, factors: Factors) -> None:
+            health.add(factors)
+            path = choose(block, factors.b.shape[1], len(x))
+            scale = weights(block, factors, self.options.normalize)
+            sides[block.name] = preconditioned_side(block, factors, scale, roots[block.name], path)
+
+        indices = list(range(first, first + len(x)))
+        self._probe.run(x, cond, m, "query", indices, consume)
+        health.check(lambda: self._probe.diagnose(x, cond, m, "query", indices))
+        return sides
+
+    def _kernel(self, sides: dict[str, Side], x: Tensor, cond: Cond, m: int, indices: list[int]) -> Tensor:
+        """<g_q, G^-1 g_i> of every query with a batch of training images, times the correction, [Q, B]."""
+        roots, correction = self._fitted(), self.options.correction
+        total: Tensor | None = None
+        leverage = torch.zeros(len(x), device=x.device, dtype=torch.float64)
+
+        def consume(block: Block, factors: Factors) -> None:
+            nonlocal total
+            if block.name not in sides:
+                return  # no gradient of a query reaches it
+            scale, side = weights(block, factors, self.options.normalize), sides[block.name]
+            found = compare(side, plain_side(block, factors, scale, side.path))
+            total = found if total is None else total.add_(found)
+            if correction == "leverage":
+                leverage.add_(own_kernel(block, factors, scale, roots[block.name]) / self.observations)
+
+        residual = self._probe.run(x, cond, m, "train", indices, consume)
+        assert total is not None
+        if correction is not None:
+            total = total * residual
+        if correction == "leverage":
+            total = total / (1 - leverage.clamp(max=0.999)).to(total.dtype)
+        return total
+
+    # --- on disk -----------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the curvature and all settings, so that `TID.load` gives the same scores."""
+        self._fitted()
+        draws = {"shape": list(self.draws.shape), "count": len(self.draws), "seed": self.draws.seed}
+        header = {
+            "kind": "tid",
+            "identity": self._identity(),
+            "options": dataclasses.asdict(self.options),
+            "draws": draws,
+            "observations": self.observations,
+            "counts": self._moments.counts if self._moments else {},
+        }
+        save(Path(folder) / "tid.safetensors", self._moments.sums if self._moments else {}, header)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], denoiser: Denoiser, *, memory: int | None = None) -> Self:
+        """A TID that was saved, for the same model."""
+        path = Path(folder) / "tid.safetensors"
+        tensors, header = load(path)
+        if header.get("kind") != "tid":
+            raise WhenceError(f"{path} holds no TID")
+        shape = tuple(header["draws"]["shape"])
+        draws = Draws(denoiser.process, shape, header["draws"]["count"], header["draws"]["seed"])
+        tid = cls(denoiser, draws, **header["options"], memory=memory)
+        differs = differing(header["identity"], tid._identity())
+        if differs:
+            raise WhenceError(f"{path} was made for another model: {differs}")
+        tid.observations = header["observations"]
+        if tid.options.curvature == "identity":
+            tid._roots = {block.name: (None, None) for block in tid._probe.blocks}
+            return tid
+        tid._moments = Moments(tid._probe.blocks, denoiser.device, next(iter(tensors.values())).dtype)
+        tid._moments.restore(tensors, header["counts"])
+        tid._roots = tid._moments.roots(tid.options.damping, tid._probe.dtype)
+        return tid
+
+    def _identity(self) -> dict[str, Any]:
+        """What the curvature belongs to."""
+        network = self.denoiser.network
+        return {
+            "network": type(network).__name__,
+            "weights": fingerprint(dict(network.state_dict())),
+            "process": fingerprint(self.denoiser.process),
+            "draws": fingerprint(self.draws.sigmas, self.draws.noises),
+            "layers": fingerprint(list(self.denoiser.layers)),
+            **self.options.fitted,
+        }
+
+    # --- checks and sizes --------------------------------------------------------------------------------------------
+
+    def _fitted(self) -> dict[str, Roots]:
+        if self._roots is None:
+            raise WhenceError("this TID has no curvature yet: call fit(dataset) first, or load a saved one")
+        return self._roots
+
+    def _chosen(self, dataset: Dataset, samples: int | None) -> Tensor:
+        count = length(dataset)
+        self._check_shape(item_shape(dataset), "the data set")
+        if samples is None:
+            return torch.arange(count)
+        if not 1 <= samples <= count:
+            raise WhenceError(f"samples must be from 1 to the {count} items of the data set, not {samples}")
+        return torch.randperm(count, generator=torch.Generator().manual_seed(self.draws.seed))[:samples].sort().values
+
+    def _check_shape(self, shape: tuple[int, ...], what: str) -> None:
+        if shape != self.draws.shape:
+            raise WhenceError(f"{what} has images of shape {shape}, the draws {self.draws.shape}: they must be alike")
+
+    def _queries(self, queries: Tensor | Dataset) -> tuple[Tensor, Cond]:
+        self._fitted()
+        if len(queries) == 0:
+            raise WhenceError("there are no queries: give at least one image")
+        self._check_shape(tuple(queries.shape[1:]) if isinstance(queries, Tensor) else item_shape(queries), "the set of queries")
+        return self._read(queries, list(range(len(queries))), "query")
+
+    def _read(self, dataset: Any, indices: list[int], what: str = "item") -> tuple[Tensor, Cond]:
+        x, cond = collate([dataset[index] for index in indices], indices, self.draws.shape, what)
+        device = self.denoiser.device
+        return x.to(device, self._probe.network_dtype), map_cond(cond, lambda value: value.to(device))
+
+    def _budget(self) -> int:
+        if self.memory is not None:
+            return self.memory
+        return int(_SHARE * free_memory(self.denoiser.device))
+
+    def _query_group(self, count: int) -> int:
+        """How many queries' preconditioned gradients fit into half of the budget."""
+        per_query = sum(block.columns * block.outputs for block in self._probe.blocks) * torch.finfo(self._probe.dtype).bits // 8
+        return max(1, min(count, self._budget() // 2 // per_query))
+
+    def _micro_batch(self, dataset: Dataset, batch_size: int) -> int:
+        """How many images at once fit into the other half: their activations, and one layer's gradients."""
+        if batch_size < 1:
+            raise WhenceError(f"batch_size must be at least 1, not {batch_size}")
+        x, cond = self._read(dataset, [0])
+        held, largest = 0, 0
+
+        def consume(block: Block, factors: Factors) -> None:
+            nonlocal held, largest
+            held += sum(factor.numel() * factor.element_size() for factor in factors if factor is not None)
+            largest = max(largest, block.columns * block.outputs * torch.finfo(self._probe.dtype).bits // 8)
+
+        self._probe.run(x, cond, 0, "train", [0], consume)
+        return max(1, min(batch_size, self._budget() // 2 // max(1, 3 * held + 2 * largest)))
