@@ -74,6 +74,10 @@ class Probe:
         self._capture = Capture(denoiser)
         self.blocks = self._capture.blocks
 
+    def compile(self, batch: int) -> None:
+        """Run batches of this size compiled from now on."""
+        self._capture.compile(batch, self.dtype)
+
     @property
     def network_dtype(self) -> torch.dtype:
         """Of the images that the network takes."""
@@ -108,7 +112,8 @@ class Probe:
 
         def cast(block: Block, factors: Factors) -> None:
             a, b = factors
-            consume(block, Factors(None if a is None else a.to(self.dtype), b.to(self.dtype)))
+            with torch.autocast(x.device.type, enabled=False):  # it is for the network; the kernel chooses for itself
+                consume(block, Factors(None if a is None else a.to(self.dtype), b.to(self.dtype)))
 
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             output = self._capture.run(process.add_noise(x, sigma, noise), sigma, cond, slope or cotangent, cast)

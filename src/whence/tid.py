@@ -30,6 +30,7 @@ from .store import Pace, check_folder, differing, fingerprint, load, save
 
 _SHARE = 0.5  # of the free memory, unless `memory` says how much
 _SCORES = 2**26  # elements of the largest piece of the score matrix that is held
+_WORTH = 500  # batches
 _PIXELS = 2**30  # bytes of the largest piece of the training set that is held
 
 
@@ -49,6 +50,7 @@ class TID:
         correction: None; "residual": times r; "leverage": times r / (1 - h) (RQ4).
         memory: bytes to work in; None: half of what is free.
         precision: "bf16" or "fp32"; None: bf16 on CUDA, the network's own elsewhere.
+        compile: run the passes through torch.compile; None: on CUDA, where there are enough of them to repay it.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class TID:
         *,
         memory: int | None = None,
         precision: Precision | None = None,
+        compile: bool | None = None,
     ) -> None:
         self.denoiser, self.draws, self.memory = denoiser, draws, memory
         self.options = Options(damping, normalize, target, curvature, aligned, correction)
+        self._compile = compile
         self._probe = Probe(denoiser, draws, self.options, precision)
         self._roots: dict[str, Roots] | None = None
         self._moments: Moments | None = None
@@ -105,6 +109,7 @@ class TID:
                     raise WhenceError(f"{progress_file} belongs to another curvature: {differs}; choose another store")
                 moments.restore(tensors, header["counts"])
                 start, size = int(header["done"]), int(header["batch"])  # the same batches give the same sums
+        self._compile_for(size, len(chosen))
         pace = Pace()
         with bar(len(chosen) * len(self.draws), "curvature", "image", initial=start * len(self.draws)) as progress:
             for place in range(start, len(chosen), size):
@@ -168,6 +173,8 @@ class TID:
         roots, normalize = self._fitted(), self.options.normalize
         self._check_shape(tuple(x.shape[1:]), "the batch")
         x = x.to(self.denoiser.device, self._probe.network_dtype)
+        if self._compile:
+            self._probe.compile(len(x))
         kernel = torch.zeros(len(x), len(x), device=x.device, dtype=torch.promote_types(self._probe.dtype, torch.float32))
 
         def consume(block: Block, factors: Factors) -> None:
@@ -184,6 +191,7 @@ class TID:
         size, group = self._micro_batch(dataset, batch_size), self._query_group(len(queries))
         piece = max(size, min(_SCORES // len(queries), _PIXELS // (4 * torch.Size(shape).numel())))
         groups = range(0, len(queries), group)
+        self._compile_for(size, count * len(groups))
         with bar(count * len(self.draws) * len(groups), "scoring", "image") as progress:
             for start in range(0, count, piece):
                 indices = list(range(start, min(start + piece, count)))
@@ -333,6 +341,12 @@ class TID:
         """How many queries' preconditioned gradients fit into half of the budget."""
         per_query = sum(block.columns * block.outputs for block in self._probe.blocks) * torch.finfo(self._probe.dtype).bits // 8
         return max(1, min(count, self._budget() // 2 // per_query))
+
+    def _compile_for(self, batch: int, images: int) -> None:
+        """Compile where asked, or where a run is long enough to repay the minute it takes."""
+        worth = self.denoiser.device.type == "cuda" and images * len(self.draws) >= _WORTH * batch
+        if worth if self._compile is None else self._compile:
+            self._probe.compile(batch)
 
     def _micro_batch(self, dataset: Dataset, batch_size: int) -> int:
         """How many images at once fit into the other half: their activations, and one layer's gradients."""

@@ -57,7 +57,7 @@ class Denoiser:
         if not isinstance(process, Process):
             raise WhenceError(f"{process!r} is no process: give whence.EDM(), DDPM, VPrediction or FlowMatching")
         self.network, self.process = network, process
-        self._call: Call = call or call_plainly
+        self.call: Call = call or call_plainly
         self._blocks = None if blocks is None else named(network, blocks, "blocks")
         self._layers = None if layers is None else named(network, layers, "layers")
         self._frozen = False
@@ -83,18 +83,23 @@ class Denoiser:
 
     def __call__(self, x_sigma: Tensor, sigma: Tensor | float, cond: Cond = None) -> Tensor:
         """The output at noised images x_sigma [B, C, H, W] and noise level sigma, [] or [B]: same shape as x_sigma."""
-        sigma = self.process.check(sigma)
-        if sigma.ndim and len(sigma) != len(x_sigma):
-            raise WhenceError(f"there are {len(x_sigma)} images and {len(sigma)} sigmas: give one, or one for each")
-        sigma = (sigma if self.process.discrete else sigma.to(x_sigma.dtype)).to(x_sigma.device, non_blocking=True)
+        sigma = self.sigma_for(x_sigma, sigma)
         with self.frozen():
-            output = self._call(self.network, x_sigma, sigma.expand(len(x_sigma)), cond)
+            output = self.call(self.network, x_sigma, sigma, cond)
         if output.shape != x_sigma.shape:
             raise WhenceError(
                 f"{type(self.network).__name__} made {tuple(output.shape)} of {tuple(x_sigma.shape)}; "
                 "an output has its input's shape: adapt the network with call="
             )
         return output
+
+    def sigma_for(self, x_sigma: Tensor, sigma: Tensor | float) -> Tensor:
+        """sigma as the network takes it: checked, one for each image, where the images are."""
+        sigma = self.process.check(sigma)
+        if sigma.ndim and len(sigma) != len(x_sigma):
+            raise WhenceError(f"there are {len(x_sigma)} images and {len(sigma)} sigmas: give one, or one for each")
+        sigma = sigma if self.process.discrete else sigma.to(x_sigma.dtype)
+        return sigma.to(x_sigma.device, non_blocking=True).expand(len(x_sigma))
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:

@@ -1,6 +1,8 @@
-"""One forward and one backward pass of a frozen network, handing over each tracked layer's factors as soon as they are there.
+"""One forward and one backward pass of a frozen network, handing over each tracked layer's factors.
 
 Gradients are taken at layer outputs only: no weight gradient is ever computed, and the backward pass ends at the first layer.
+There are two ways to the same numbers: eagerly, factors handed over and freed as the backward pass reaches them; and compiled,
+where a zero is added to every layer's output and the gradient taken with respect to the zeros, all in one graph.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class Capture:
     def __init__(self, denoiser: Denoiser) -> None:
         self.denoiser = denoiser
         self._layers: dict[str, tuple[nn.Module, LayerKind]] = {}
+        self._compiled: _Compiled | None = None
         for name in denoiser.layers:
             module = denoiser.network.get_submodule(name)
             kind = kind_of(module)
@@ -38,6 +41,11 @@ class Capture:
         """All blocks, in the network's order."""
         return tuple(block for name, (module, kind) in self._layers.items() for block in kind.blocks(name, module))
 
+    def compile(self, batch: int, dtype: torch.dtype, backend: str = "inductor") -> None:
+        """From now on, run batches of this size compiled, with inputs handed over in a precision; others stay eager."""
+        if self._compiled is None or self._compiled.batch != batch:
+            self._compiled = _Compiled(self.denoiser, self._layers, batch, dtype, backend)
+
     def run(
         self,
         x_sigma: Tensor,
@@ -48,8 +56,15 @@ class Capture:
     ) -> Tensor:
         """Back-propagate cotangent(output) and call `consume` with each block and its factors; returns the output.
 
-        The layers come in the order in which the backward pass reaches them; one that it never reaches does not come.
+        Layers come in no particular order; one that the backward pass never reaches does not come.
         """
+        if self._compiled is not None and len(x_sigma) == self._compiled.batch:
+            output, recorded = self._compiled.run(x_sigma, sigma, cond, cotangent)
+            while recorded:
+                name, partial = recorded.popitem()
+                if partial.reached:
+                    self._hand_over(name, partial, consume)
+            return output
         calls: dict[str, _Calls] = {name: _Calls() for name in self._layers}
         anchors: list[Tensor] = []
 
@@ -74,7 +89,7 @@ class Capture:
             if calls[name].fill(place, grad.detach()):
                 self._hand_over(name, calls.pop(name), consume)
 
-        with self.denoiser.frozen(), torch.enable_grad(), self._hooked(entered):
+        with self.denoiser.frozen(), torch.enable_grad(), _hooked(self._layers, entered):
             output = self.denoiser(x_sigma.detach(), sigma, cond)
             if not anchors:
                 raise WhenceError("no tracked layer took part in the network's forward pass")
@@ -91,14 +106,81 @@ class Capture:
         for block, *several in zip(kind.blocks(name, module), *parts, strict=True):
             consume(block, _together(several))
 
-    @contextmanager
-    def _hooked(self, hook: Callable[[str], Callable[..., Tensor]]) -> Iterator[None]:
-        handles = [module.register_forward_hook(hook(name)) for name, (module, _) in self._layers.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+class _Compiled:
+    """Forward and backward as one compiled graph, for one batch size."""
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        layers: dict[str, tuple[nn.Module, LayerKind]],
+        batch: int,
+        dtype: torch.dtype,
+        backend: str,
+    ) -> None:
+        self.denoiser, self.batch, self._layers, self._dtype = denoiser, batch, layers, dtype
+        self._names: list[str] = []  # of the layers, call by call
+        self._zeros: list[Tensor] = []  # one for each call's output
+        self._inputs: list[Tensor] = []
+        self._graph = torch.compile(self._forward, backend=backend, dynamic=False)
+
+    def _forward(self, x_sigma: Tensor, sigma: Tensor, cond: Cond, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        self._inputs, self._zeros = [], zeros
+        output = self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
+        return output, self._inputs
+
+    def run(
+        self, x_sigma: Tensor, sigma: Tensor, cond: Cond, cotangent: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, dict[str, _Calls]]:
+        """The output, and every layer's calls with their gradients."""
+        sigma = self.denoiser.sigma_for(x_sigma, sigma)
+        with self.denoiser.frozen(), torch.enable_grad():
+            if not self._names:
+                self._measure(x_sigma, sigma, cond)
+            zeros = self._zeros
+            with _hooked(self._layers, self._added):
+                output, inputs = self._graph(x_sigma, sigma, cond, zeros)
+            grads = torch.autograd.grad(output, zeros, cotangent(output.detach()), allow_unused=True)
+        self._zeros, self._inputs = zeros, []
+        calls: dict[str, _Calls] = {name: _Calls() for name in self._layers}
+        for name, x, zero, grad in zip(self._names, inputs, zeros, grads, strict=True):
+            place = calls[name].add(x, zero.shape)
+            if grad is not None:
+                calls[name].fill(place, grad)
+        return output.detach(), calls
+
+    def _added(self, name: str) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+            place = len(self._inputs)
+            self._inputs.append(arguments[0].detach().to(self._dtype))
+            return output + self._zeros[place]
+
+        return hook
+
+    def _measure(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> None:
+        """One eager pass that finds the calls and the shapes of their outputs."""
+
+        def note(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+                self._names.append(name)
+                # one number spread over the shape: it costs no memory, and its gradient has the full shape
+                zero = torch.zeros((), dtype=output.dtype, device=output.device)
+                self._zeros.append(zero.expand(output.shape).requires_grad_())
+
+            return hook
+
+        with torch.no_grad(), _hooked(self._layers, note):
+            self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
+
+
+@contextmanager
+def _hooked(layers: dict[str, tuple[nn.Module, LayerKind]], hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook(name)) for name, (module, _) in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Calls:

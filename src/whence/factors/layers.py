@@ -181,7 +181,7 @@ class InstanceNorm(_Norm):
 def summed(x: Tensor, dim: int) -> Tensor:
     """The sum over positions, and 0 where the terms cancel to within rounding.
 
-    The shift before a normalisation has a gradient of exactly zero; what rounding leaves of it must not be normalised to length one.
+    The shift before a normalisation has a gradient of exactly zero; what rounding leaves of it must not be scaled to length one.
     """
     total, size = x.sum(dim), x.abs().sum(dim)
     return torch.where(total.abs() > 8 * torch.finfo(x.dtype).eps * size, total, 0.0)

@@ -1,0 +1,183 @@
+"""What attribution costs on a CPU with whence's TID and with kronfluence: the same kernel, network, images and batch size.
+
+Each is run once to warm up and then three times in turns, beside a bare forward and backward pass over the training images:
+`python benchmarks/tid_kronfluence.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from kronfluence.analyzer import Analyzer, prepare_model
+from kronfluence.arguments import FactorArguments, ScoreArguments
+from kronfluence.factor.covariance import save_covariance_matrices
+from kronfluence.task import Task
+from torch import Tensor, nn
+
+import whence
+from whence.factors.curvature import Moments
+from whence.tid import TID
+
+BATCH = 32
+PHASES = ("fit", "invert", "score")
+Seconds = dict[str, float]
+DRAWS = whence.Draws(whence.EDM(), (3, 16, 16), count=1)
+
+
+def network_off_its_zeros() -> whence.models.DiT:
+    """A DiT of 2.7M parameters; at its zero initialisation most gradients would be 0."""
+    torch.manual_seed(0)
+    network = whence.models.DiT(image_size=16, width=192, depth=5, heads=6, cond_width=64, registers=0, gelu="none").eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return network
+
+
+def sum_of_output(network: nn.Module, x: Tensor) -> Tensor:
+    """The target <1, F> at the one draw, summed over a batch."""
+    sigma, noise = DRAWS[0].sigma, DRAWS[0].noise
+    return network(DRAWS.process.add_noise(x, sigma, noise), sigma.expand(len(x))).sum()
+
+
+class SumOfOutput(Task):
+    """The target as kronfluence wants it, for the layers that both can do."""
+
+    def __init__(self, layers: list[str]) -> None:
+        self.layers = layers
+
+    def compute_train_loss(self, batch: Tensor, model: nn.Module, sample: bool = False) -> Tensor:
+        return sum_of_output(model, batch)
+
+    def compute_measurement(self, batch: Tensor, model: nn.Module) -> Tensor:
+        return sum_of_output(model, batch)
+
+    def get_influence_tracked_modules(self) -> list[str]:
+        return self.layers
+
+
+@contextmanager
+def timed(seconds: Seconds, phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - start
+
+
+def bare(train: Tensor) -> Seconds:
+    """One forward and one backward pass over the training images, gradients of the parameters included: the floor."""
+    network, seconds = network_off_its_zeros(), Seconds()
+    with timed(seconds, "pass"):
+        for x in train.split(BATCH):
+            network.zero_grad()
+            sum_of_output(network, x).backward()
+    return seconds
+
+
+def with_whence(layers: list[str], train: Tensor, queries: Tensor) -> tuple[Seconds, Tensor]:
+    """TID; the Cholesky factorisations are timed from inside its fit."""
+    seconds, roots = Seconds(), Moments.roots
+    tid = TID(whence.Denoiser(network_off_its_zeros(), DRAWS.process, layers=layers), DRAWS, normalize="none")
+
+    def timed_roots(self: Moments, *arguments: object) -> object:
+        with timed(seconds, "invert"):
+            return roots(self, *arguments)  # type: ignore[arg-type]
+
+    Moments.roots = timed_roots  # type: ignore[method-assign,assignment]
+    try:
+        with timed(seconds, "fit"):
+            tid.fit(train, BATCH)
+    finally:
+        Moments.roots = roots  # type: ignore[method-assign]
+    seconds["fit"] -= seconds["invert"]
+    with timed(seconds, "score"):
+        scores = tid.scores(queries, train, BATCH)
+    return seconds, scores
+
+
+def with_kronfluence(layers: list[str], train: Tensor, queries: Tensor, like_whence: bool = False) -> tuple[Seconds, Tensor]:
+    """The steps of its fit_all_factors that K-FAC has, and its scores; all queries at once, so one pass over the training set.
+
+    It hands results from step to step in files: their writing and reading is part of its time. `like_whence` damps each factor
+    as whence does, instead of their product.
+    """
+    seconds, task = Seconds(), SumOfOutput(layers)
+    curvature = FactorArguments(strategy="kfac", use_empirical_fisher=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = prepare_model(network_off_its_zeros(), task)
+        analyzer = Analyzer("dit", model, task, cpu=True, disable_tqdm=True, output_dir=folder)
+        with timed(seconds, "fit"):
+            analyzer.fit_covariance_matrices("factors", train, BATCH, factor_args=curvature)
+        if like_whence:
+            moments = analyzer.load_covariance_matrices("factors")
+            for matrix in (*moments["activation_covariance"].values(), *moments["gradient_covariance"].values()):
+                matrix.diagonal().add_(0.1 * matrix.diagonal().mean())
+            save_covariance_matrices(analyzer.factors_output_dir("factors"), moments)
+        with timed(seconds, "invert"):
+            analyzer.perform_eigendecomposition("factors", factor_args=curvature)
+        with timed(seconds, "score"):
+            asked = ScoreArguments(damping_factor=0.0 if like_whence else None)
+            analyzer.compute_pairwise_scores("scores", "factors", queries, train, len(queries), BATCH, score_args=asked)
+            scores = analyzer.load_pairwise_scores("scores")["all_modules"]
+    return seconds, scores
+
+
+def median(runs: list[Seconds], *phases: str) -> float:
+    return float(torch.tensor([sum(run[phase] for phase in phases) for run in runs]).median())
+
+
+def spearman(one: Tensor, other: Tensor) -> float:
+    """The rank correlation over the training images, mean over queries."""
+    ranks = [scores.argsort(1).argsort(1).double() for scores in (one, other)]
+    return float(torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(*ranks, strict=True)]).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=128, help="training images")
+    parser.add_argument("--queries", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=3)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", ".*GradScaler", FutureWarning)  # kronfluence's own
+    generator = torch.Generator().manual_seed(0)
+    train, queries = (torch.rand(n, *DRAWS.shape, generator=generator) * 2 - 1 for n in (arguments.images, arguments.queries))
+    network = network_off_its_zeros()
+    layers = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    print(f"DiT of {parameters:,} parameters, {len(layers)} layers, {len(train)} training images, {len(queries)} queries")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {BATCH}, median of {arguments.turns} turns\n")
+
+    ways: dict[str, Callable[[], Seconds]] = {
+        "bare": lambda: bare(train),
+        "whence": lambda: with_whence(layers, train, queries)[0],
+        "kronfluence": lambda: with_kronfluence(layers, train, queries)[0],
+    }
+    for run in ways.values():
+        run()  # the warm-up
+    runs: dict[str, list[Seconds]] = {name: [] for name in ways}
+    for _ in range(arguments.turns):
+        for name, run in ways.items():
+            runs[name].append(run())
+
+    floor = median(runs["bare"], "pass")
+    print(f"one bare forward + backward over the training images: {floor:.2f} s\n")
+    print("            whence   kronfluence   kronfluence / whence   whence / bare")
+    for label, phases in [*((phase, (phase,)) for phase in PHASES), ("total", PHASES)]:
+        ours, theirs = median(runs["whence"], *phases), median(runs["kronfluence"], *phases)
+        print(f"{label:8} {ours:7.2f} s {theirs:11.2f} s {theirs / ours:22.2f} {ours / floor:15.2f}")
+
+    tau = with_whence(layers, train, queries)[1]
+    print("\nagreement of whence's scores with kronfluence's squared; the two damp differently, each factor or their product:")
+    for label, like_whence in (("as they are", False), ("kronfluence damped as whence", True)):
+        kernel = with_kronfluence(layers, train, queries, like_whence)[1]
+        difference = float((tau.sqrt() - kernel.abs()).norm() / kernel.norm())
+        print(f"  {label:30} kernels differ by {difference:.1e}, rank correlation {spearman(tau, kernel**2):.4f} a query")
+
+
+if __name__ == "__main__":
+    main()

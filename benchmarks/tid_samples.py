@@ -1,0 +1,87 @@
+"""How few images the curvature needs, and whether bf16 ranks like fp32, on a DiT trained on CIFAR-10 for a few minutes.
+
+    python benchmarks/tid_samples.py cifar10.npz --minutes 3 --out figures.json
+
+Spearman correlations of TID's scores, per query over the scored training images: against the fit on all images, and against fp32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+
+import whence
+
+
+def spearman(one: Tensor, other: Tensor) -> Tensor:
+    """Rank correlation of each row, [Q]."""
+    ranks = [(scores.argsort(1).argsort(1).double() - (scores.shape[1] - 1) / 2) for scores in (one, other)]
+    return (ranks[0] * ranks[1]).sum(1) / (ranks[0] ** 2).sum(1).sqrt() / (ranks[1] ** 2).sum(1).sqrt()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="CIFAR-10, in any form that whence.data.cifar10 reads")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of training")
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--scored", type=int, default=5000, help="training images that are ranked")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = whence.data.cifar10(arguments.data)
+    process, report = whence.EDM(), {"images": len(data), "draws": arguments.draws}  # type: dict[str, Any]
+
+    def note(**figures: Any) -> None:
+        report.update(figures)
+        print(figures, flush=True)
+        if arguments.out:
+            arguments.out.write_text(json.dumps(report, indent=1))
+
+    torch.manual_seed(0)
+    network = whence.models.DiT.cifar10().to(device)
+    steps = int(arguments.minutes * 60 * 2000 / 128)  # at 2,000 images a second
+    started = time.perf_counter()
+    network = whence.train(network, process, data, steps, 128, 3e-4, ema=0.995, flip=True, warmup=200)
+    note(training_steps=steps, training_seconds=time.perf_counter() - started)
+    denoiser = whence.Denoiser(network, process)
+    noise = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
+    queries = whence.sample(denoiser, noise)
+    note(query_mean=float(queries.mean()), query_std=float(queries.std()))
+
+    draws = whence.Draws(process, (3, 32, 32), count=arguments.draws)
+    scored = Subset(data, range(arguments.scored))  # type: ignore[arg-type]
+    few = Subset(data, range(1000))  # type: ignore[arg-type]
+    scores: dict[int, Tensor] = {}
+    for samples in (500, 1000, 2000, 5000, len(data)):
+        tid = whence.TID(denoiser, draws)
+        started = time.perf_counter()
+        tid.fit(data, batch_size=128, samples=samples)
+        fitted = time.perf_counter() - started
+        if samples == 2000:  # the same fit and the same scores without bf16
+            exact = whence.TID(denoiser, draws, precision="fp32", compile=False).fit(data, batch_size=128, samples=500)
+            rough = whence.TID(denoiser, draws).fit(data, batch_size=128, samples=500)
+            agreement = spearman(rough.scores(queries, few, batch_size=128), exact.scores(queries, few, batch_size=128))
+            note(bf16_against_fp32={"mean": float(agreement.mean()), "least": float(agreement.min()), "images": 1000})
+        started = time.perf_counter()
+        scores[samples] = tid.scores(queries, scored, batch_size=128)  # type: ignore[arg-type]
+        note(**{f"fit_{samples}": {"fit_seconds": fitted, "score_seconds": time.perf_counter() - started}})
+        if samples == len(data):
+            for few_samples, found in scores.items():
+                agreement = spearman(found, scores[samples])
+                top = max(1, arguments.scored // 50)
+                best = [set(row.topk(top).indices.tolist()) for row in scores[samples]]
+                shared = [len(a & set(row.topk(top).indices.tolist())) / top for a, row in zip(best, found, strict=True)]
+                overlap = sum(shared) / len(shared)
+                figures = {"mean": float(agreement.mean()), "least": float(agreement.min()), "top_2_percent_shared": overlap}
+                note(**{f"spearman_{few_samples}": figures})
+
+
+if __name__ == "__main__":
+    main()
