@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "whence needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-# without dependencies: kronfluence declares a torchvision that it never imports, and that would bring a torch of its own
+# without dependencies: kronfluence declares a torchvision that it never imports and that, unless pinned too, replaces torch
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
 		kronfluence accelerate einconv einops opt_einsum psutil
 	@touch $(READY)

@@ -28,7 +28,7 @@ def network_for(device: torch.device) -> whence.models.DiT:
     torch.manual_seed(0)
     if device.type == "cuda":
         return whence.models.DiT.cifar10().to(device)
-    return whence.models.DiT(image_size=16, width=192, depth=6, heads=6, cond_width=64, registers=0, gelu="none")
+    return whence.models.DiT(image_size=16, width=192, depth=5, heads=6, cond_width=64, registers=0, gelu="none")
 
 
 class Timer:

@@ -97,10 +97,11 @@ class TID:
             self._moments, self._roots = None, {block.name: (None, None) for block in self._probe.blocks}
             return self
         moments = Moments(self._probe.blocks, self.denoiser.device, torch.promote_types(self._probe.dtype, torch.float32))
-        identity = {**self._identity(), "images": len(chosen), "data": fingerprint([dataset[int(i)] for i in chosen[:16]])}
         progress_file = None if store is None else Path(store) / "moments.safetensors"
         start, size = 0, self._micro_batch(dataset, batch_size)
+        identity: dict[str, Any] = {}
         if progress_file is not None:
+            identity = {**self._identity(), "images": len(chosen), "data": fingerprint([dataset[int(i)] for i in chosen[:16]])}
             check_folder(progress_file.parent)
             if progress_file.exists():
                 tensors, header = load(progress_file)

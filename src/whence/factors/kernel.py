@@ -60,8 +60,8 @@ def weights(block: Block, factors: Factors, normalize: Normalize) -> tuple[Tenso
 
 
 def _inverse(norm: Tensor) -> Tensor:
-    """1 / norm, and 0 where there is nothing to normalise."""
-    return torch.where(norm > 0, 1 / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
+    """1 / norm, kept finite where there is nothing to normalise: zero times it stays zero."""
+    return norm.clamp_min(1e-18).reciprocal()
 
 
 def _gradient_norm(block: Block, factors: Factors) -> Tensor:
@@ -79,10 +79,11 @@ class Side:
 
     path: Path
     a: Tensor | None = None  # [B, T, p], path "pairs"
-    one: Tensor | None = None  # [B, T]: what a's appended one has become
+    one: Tensor | None = None  # [B, T]: what a's appended one has become, where preconditioned
     b: Tensor | None = None  # [B, T, q]
     gradient: Tensor | None = None  # [B, q * p], path "gradients"; a vector block has its vector here
     ones_gradient: Tensor | None = None  # [B, q]: the gradient's last column, the bias's
+    scale: Tensor | None = None  # [B, 1]: a number for each sample, not yet multiplied in
 
 
 def choose(block: Block, positions: int, queries: int) -> Path:
@@ -106,14 +107,14 @@ def plain_side(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], pat
         assert a is not None
         if not per_token:
             b = b * joint[..., None].to(b.dtype)
-        return Side("pairs", a=a, b=b, one=a.new_ones(a.shape[:2]) if block.one else None)
+        return Side("pairs", a=a, b=b)
     if a is None:
         return Side("gradients", gradient=(b[:, 0] * joint.to(b.dtype)))
     gradient = torch.bmm(b.transpose(1, 2), a).flatten(1)  # [B, q * p]
     ones = b.sum(1) if block.one else None  # [B, q]
     if not per_token:
         # a scalar a sample: folded into the small result of the comparison instead of a pass over the large gradient
-        return Side("gradients", gradient=gradient, ones_gradient=ones, one=joint)
+        return Side("gradients", gradient=gradient, ones_gradient=ones, scale=joint)
     return Side("gradients", gradient=gradient, ones_gradient=ones)
 
 
@@ -162,7 +163,9 @@ def compare(queries: Side, samples: Side) -> Tensor:
     kernel = matmul(queries.gradient, samples.gradient.T)
     if queries.ones_gradient is not None and samples.ones_gradient is not None:
         kernel = kernel + matmul(queries.ones_gradient, samples.ones_gradient.T)
-    return kernel if samples.one is None else kernel * samples.one.T  # the scalar a sample of plain_side
+    if samples.scale is not None:
+        kernel = kernel * samples.scale.T
+    return kernel if queries.scale is None else kernel * queries.scale
 
 
 def _compare_pairs(queries: Side, samples: Side) -> Tensor:
@@ -197,8 +200,7 @@ def gram(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], roots: Ro
     path = choose(block, factors.b.shape[1], len(factors.b))
     bare = Block(block.name, block.inputs and block.columns, block.outputs)  # the one is inside a now
     side = plain_side(bare, whitened(block, factors, roots), scale, path)
-    kernel = compare(side, side)
-    return kernel * side.one if side.path == "gradients" and side.one is not None else kernel
+    return compare(side, side)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
