@@ -39,8 +39,8 @@ def factors(denoiser: Denoiser, x: Tensor, cond: Cond, draw: Draw, slope: Callab
     def record(name: str) -> Callable[..., Tensor]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
             output = output + torch.zeros_like(output, requires_grad=True)
-            calls.append((name, module, arguments[0].detach(), output))
-            return output
+            calls.append((name, module, arguments[0].detach().clone(), output))
+            return output.clone()  # the network may change it in place
 
         return hook
 

@@ -30,6 +30,7 @@ class Capture:
         self.denoiser = denoiser
         self._layers: dict[str, tuple[nn.Module, LayerKind]] = {}
         self._compiled: _Compiled | None = None
+        self._changed: set[str] = set()  # layers whose inputs the network changes in place afterwards: they are copied
         for name in denoiser.layers:
             module = denoiser.network.get_submodule(name)
             kind = kind_of(module)
@@ -44,7 +45,7 @@ class Capture:
     def compile(self, batch: int, dtype: torch.dtype, backend: str = "inductor") -> None:
         """From now on, run batches of this size compiled, with inputs handed over in a precision; others stay eager."""
         if self._compiled is None or self._compiled.batch != batch:
-            self._compiled = _Compiled(self.denoiser, self._layers, batch, dtype, backend)
+            self._compiled = _Compiled(self.denoiser, self._layers, self._changed, batch, dtype, backend)
 
     def run(
         self,
@@ -71,6 +72,7 @@ class Capture:
         def entered(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
             def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
                 x: Tensor = arguments[0].detach()
+                x = x.clone() if name in self._changed else x
                 if len(x) != len(x_sigma) or len(output) != len(x_sigma):
                     raise WhenceError(
                         f"layer {name} saw a batch of {len(x)}, not of {len(x_sigma)}: its gradients cannot be told apart by "
@@ -89,12 +91,16 @@ class Capture:
             if calls[name].fill(place, grad.detach()):
                 self._hand_over(name, calls.pop(name), consume)
 
-        with self.denoiser.frozen(), torch.enable_grad(), _hooked(self._layers, entered):
-            output = self.denoiser(x_sigma.detach(), sigma, cond)
+        with self.denoiser.frozen(), torch.enable_grad():
+            with _hooked(self._layers, entered):
+                output = self.denoiser(x_sigma.detach(), sigma, cond)
+            changed = {name for name, record in calls.items() if record.changed}
+            if changed:  # what was kept is no longer what the layer saw: once more, with copies
+                self._changed |= changed
+                return self.run(x_sigma, sigma, cond, cotangent, consume)
             if not anchors:
                 raise WhenceError("no tracked layer took part in the network's forward pass")
-            slope = cotangent(output.detach())
-            torch.autograd.grad(output, anchors, slope, allow_unused=True)
+            torch.autograd.grad(output, anchors, cotangent(output.detach()), allow_unused=True)
         for name, partial in calls.items():  # a call that the output does not depend on has a gradient of zero
             if partial.reached:
                 self._hand_over(name, partial, consume)
@@ -114,11 +120,13 @@ class _Compiled:
         self,
         denoiser: Denoiser,
         layers: dict[str, tuple[nn.Module, LayerKind]],
+        changed: set[str],
         batch: int,
         dtype: torch.dtype,
         backend: str,
     ) -> None:
         self.denoiser, self.batch, self._layers, self._dtype = denoiser, batch, layers, dtype
+        self._changed = changed
         self._names: list[str] = []  # of the layers, call by call
         self._zeros: list[Tensor] = []  # one for each call's output
         self._inputs: list[Tensor] = []
@@ -152,17 +160,20 @@ class _Compiled:
     def _added(self, name: str) -> Callable[..., Tensor]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
             place = len(self._inputs)
-            self._inputs.append(arguments[0].detach().to(self._dtype))
+            x = arguments[0].detach()
+            self._inputs.append((x.clone() if name in self._changed else x).to(self._dtype))
             return output + self._zeros[place]
 
         return hook
 
     def _measure(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> None:
-        """One eager pass that finds the calls and the shapes of their outputs."""
+        """One eager pass that finds the calls, the shapes of their outputs, and inputs that are changed in place."""
+        records = {name: _Calls() for name in self._layers}
 
         def note(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
                 self._names.append(name)
+                records[name].add(arguments[0].detach(), output.shape)
                 # one number spread over the shape: it costs no memory, and its gradient has the full shape
                 zero = torch.zeros((), dtype=output.dtype, device=output.device)
                 self._zeros.append(zero.expand(output.shape).requires_grad_())
@@ -171,6 +182,7 @@ class _Compiled:
 
         with torch.no_grad(), _hooked(self._layers, note):
             self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
+        self._changed |= {name for name, record in records.items() if record.changed}
 
 
 @contextmanager
@@ -188,6 +200,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self._inputs: list[tuple[Tensor, torch.Size]] = []
+        self._versions: list[int] = []
         self._grads: dict[int, Tensor] = {}
 
     @property
@@ -196,7 +209,13 @@ class _Calls:
 
     def add(self, x: Tensor, output: torch.Size) -> int:
         self._inputs.append((x, output))
+        self._versions.append(x._version)
         return len(self._inputs) - 1
+
+    @property
+    def changed(self) -> bool:
+        """Whether an input has been changed in place since it was seen."""
+        return any(x._version != version for (x, _), version in zip(self._inputs, self._versions, strict=True))
 
     def fill(self, place: int, grad: Tensor) -> bool:
         """Take a gradient; whether it was the last one missing."""

@@ -184,7 +184,8 @@ def summed(x: Tensor, dim: int) -> Tensor:
     The shift before a normalisation has a gradient of exactly zero; what rounding leaves of it must not be scaled to length one.
     """
     total, size = x.sum(dim), x.abs().sum(dim)
-    return torch.where(total.abs() > 8 * torch.finfo(x.dtype).eps * size, total, 0.0)
+    rounding = min(64 * torch.finfo(x.dtype).eps, 0.01)
+    return torch.where(total.abs() > rounding * size, total, 0.0)
 
 
 def _tokens(x: Tensor) -> Tensor:
