@@ -134,7 +134,7 @@ class Probe:
                 if not all(bool(torch.isfinite(factor).all()) for factor in factors if factor is not None):
                     bad.append(block.name)
 
-            self.run(x[one], map_cond(cond, lambda v, one=one: v[one]), m, role, [index], consume)  # type: ignore[misc]
+            self.run(x[one], map_cond(cond, lambda value, one=one: value[one]), m, role, [index], consume)  # type: ignore[misc]
             if bad:
                 what = "query" if role == "query" else "item"
                 raise WhenceError(f"{what} {index} has gradients that are not finite at sigma {sigma}, in layer {bad[-1]}")

@@ -112,7 +112,8 @@ class TID:
                 start, size = int(header["done"]), int(header["batch"])  # the same batches give the same sums
         self._compile_for(size, len(chosen))
         pace = Pace()
-        with bar(len(chosen) * len(self.draws), "curvature", "image", initial=start * len(self.draws)) as progress:
+        images = len(chosen) * len(self.draws)
+        with self.denoiser.frozen(), bar(images, "curvature", "image", initial=start * len(self.draws)) as progress:
             for place in range(start, len(chosen), size):
                 indices = chosen[place : place + size].tolist()
                 x, cond = self._read(dataset, indices)
@@ -198,18 +199,18 @@ class TID:
                 indices = list(range(start, min(start + piece, count)))
                 x, train_cond = self._read(dataset, indices)
                 tau = torch.zeros(len(queries), len(x), device=x.device)
-                for m in range(len(self.draws)):
-                    for first in groups:
-                        some = slice(first, first + group)
-                        sides = self._prepare(queries[some], map_cond(cond, lambda v, some=some: v[some]), m, first)  # type: ignore[misc]
-                        for place in range(0, len(x), size):
-                            rows = slice(place, place + size)
-                            batch = map_cond(train_cond, lambda v, rows=rows: v[rows])  # type: ignore[misc]
-                            kernel = self._kernel(sides, x[rows], batch, m, indices[rows])
-                            tau[some, rows] += kernel.float() ** 2 / len(self.draws)
-                            progress.update(len(indices[rows]))
-                    if not bool(torch.isfinite(tau).all()):
-                        self._probe.diagnose(x, train_cond, m, "train", indices)
+                with self.denoiser.frozen():  # once, not at every batch
+                    for m in range(len(self.draws)):
+                        for first in groups:
+                            some = slice(first, first + group)
+                            sides = self._prepare(queries[some], _rows(cond, some), m, first)
+                            for place in range(0, len(x), size):
+                                rows = slice(place, place + size)
+                                kernel = self._kernel(sides, x[rows], _rows(train_cond, rows), m, indices[rows])
+                                tau[some, rows] += kernel.float() ** 2 / len(self.draws)
+                                progress.update(len(indices[rows]))
+                        if not bool(torch.isfinite(tau).all()):
+                            self._probe.diagnose(x, train_cond, m, "train", indices)
                 yield start, tau
 
     def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> dict[str, Side]:
@@ -363,3 +364,7 @@ class TID:
 
         self._probe.run(x, cond, 0, "train", [0], consume)
         return max(1, min(batch_size, self._budget() // 2 // max(1, 3 * held + 2 * largest)))
+
+
+def _rows(cond: Cond, rows: slice) -> Cond:
+    return map_cond(cond, lambda value: value[rows])

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import whence
 from whence import presets, store
+from whence.cli import demo as cli_demo
 from whence.cli.app import app
 
 
@@ -22,16 +23,22 @@ def short(monkeypatch):
     """The digits preset cut down to a few steps."""
     brief = dataclasses.replace(whence.preset("digits"), steps=4, batch_size=16, sampling_steps=3)
     monkeypatch.setitem(presets.PRESETS, "digits", brief)
+    monkeypatch.setattr(cli_demo, "DRAWS", 2)
+    monkeypatch.setattr(cli_demo, "SAMPLES", 32)
 
 
-def test_the_demo_writes_images_and_what_it_knows_about_them(tmp_path, short):
+def test_the_demo_writes_images_and_their_attribution(tmp_path, short):
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0
-    assert (tmp_path / "out" / "generated.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("generated.png", "attribution.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
     tensors, header = store.load(tmp_path / "out" / "generated.safetensors")
     assert tensors["images"].shape == tensors["noise"].shape == (8, 1, 8, 8)
-    about = json.loads((tmp_path / "out" / "generated.json").read_text())
-    assert len(about["images"]) == 8
+    about = json.loads((tmp_path / "out" / "attribution.json").read_text())
+    assert [len(image["most_influential"]) for image in about["images"]] == [8] * 8
+    scores = [hit["score"] for hit in about["images"][0]["most_influential"]]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[-1] > about["images"][0]["least_influential"][0]["score"]
     assert about["model"]["training_images"] == 1797
     assert header["seed"] == 0
 
@@ -43,6 +50,7 @@ def test_a_second_run_repeats_nothing_and_writes_the_same(tmp_path, short, monke
     from whence.diffusion import training
 
     monkeypatch.setattr(training._Run, "step", None)
+    monkeypatch.setattr(whence.TID, "attribute", None)
     assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
     assert store.load(tmp_path / "generated.safetensors")[0]["images"].equal(first)
 

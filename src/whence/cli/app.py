@@ -51,10 +51,8 @@ def options(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the model, the images and what is known about them.")] = Path(
-        "whence-demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the model, the images and their attribution.")] = Path("whence-demo"),
     seed: Annotated[int, typer.Option(help="Of the training run and of the noise the images grow from.")] = 0,
 ) -> None:
-    """Train a small diffusion model on handwritten digits and generate eight images with it."""
+    """Train a small diffusion model on handwritten digits, generate eight images, and find the training digits that made them."""
     run_demo(out, seed)

@@ -13,32 +13,63 @@ from ..errors import need
 from ..store import save_bytes
 
 
-def image_rows(path: str | os.PathLike[str], rows: Sequence[tuple[str, Tensor, Sequence[str]]], title: str) -> None:
-    """Rows of images one below the other: (name of the row, images [K, C, H, W] in [-1, 1], a caption for each image)."""
+def image_row(path: str | os.PathLike[str], images: Tensor, captions: Sequence[str], title: str) -> None:
+    """Images [K, C, H, W] in [-1, 1] side by side, each with a caption."""
+    figure, axes = _canvas(1, len(images), title)
+    for axis, image, caption in zip(axes[0], images, captions, strict=True):
+        _show(axis, image, caption)
+    _write(figure, path)
+
+
+def attribution_rows(
+    path: str | os.PathLike[str],
+    queries: Tensor,
+    most: Tensor,
+    least: Tensor,
+    captions: Sequence[tuple[Sequence[str], Sequence[str]]],
+    title: str,
+) -> None:
+    """A row for each query: the query, its most influential training images, and its least influential ones.
+
+    Queries are [Q, C, H, W] in [-1, 1], the others [Q, k, C, H, W]; `captions` has those of both for each query.
+    """
+    count, k = most.shape[:2]
+    figure, axes = _canvas(count, 2 * k + 3, f"{title}\n\n", ratios=[1, 0.3, *[1] * k, 0.3, *[1] * k])
+    for row, line in enumerate(axes):
+        _show(line[0], queries[row], "")
+        for place in range(k):
+            _show(line[2 + place], most[row, place], captions[row][0][place])
+            _show(line[3 + k + place], least[row, place], captions[row][1][place])
+    for place, words in ((0, "generated"), (2, "most influential training images"), (3 + k, "least influential")):
+        heading = axes[0][place].annotate(words, (0, 1.35), xycoords="axes fraction", fontsize=9, annotation_clip=False)
+        heading.set_in_layout(False)  # it may run over the columns to its right
+    _write(figure, path)
+
+
+def _canvas(rows: int, columns: int, title: str, ratios: Sequence[float] | None = None) -> tuple[Any, Any]:
     need("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = max(len(images) for _, images, _ in rows)
-    figure = Figure(figsize=(1.2 * columns + 1.5, 1.5 * len(rows) + 0.6), layout="constrained")
+    figure = Figure(figsize=(0.9 * columns + 0.3, 1.1 * rows + 0.9), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=11)
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for line, (name, images, captions) in zip(axes, rows, strict=True):
-        for axis in line:
-            axis.set_axis_off()
-        for axis, image, caption in zip(line, images, captions, strict=False):
-            _show(axis, image)
-            axis.set_title(caption, fontsize=8, pad=3)
-        line[0].annotate(name, (-0.15, 0.5), xycoords="axes fraction", ha="right", va="center", fontsize=9, annotation_clip=False)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=120)
-    save_bytes(path, png.getvalue())
+    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=ratios)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    return figure, axes
 
 
-def _show(axis: Any, image: Tensor) -> None:
+def _show(axis: Any, image: Tensor, caption: str) -> None:
     pixels = ((image.detach().cpu().float() + 1) / 2).clamp(0, 1)
     if len(pixels) == 1:
         axis.imshow(1 - pixels[0].numpy(), cmap="gray", vmin=0, vmax=1)  # ink on paper
     else:
         axis.imshow(pixels.permute(1, 2, 0).numpy())
+    axis.set_title(caption, fontsize=7, pad=2)
+
+
+def _write(figure: Any, path: str | os.PathLike[str]) -> None:
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=120)
+    save_bytes(path, png.getvalue())
