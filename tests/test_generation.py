@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 import whence
@@ -19,9 +20,8 @@ def training_images() -> Tensor:
 
 @pytest.fixture(scope="module")
 def classifier(training_images):
-    linear_model = pytest.importorskip("sklearn.linear_model")
     labels = whence.data.digits(labels=True).cond
-    return linear_model.LogisticRegression(max_iter=300).fit(training_images.flatten(1).numpy(), labels.numpy())
+    return LogisticRegression(max_iter=300).fit(training_images.flatten(1).numpy(), labels.numpy())
 
 
 def measure(images: Tensor, training_images: Tensor, classifier) -> tuple[float, float, float]:

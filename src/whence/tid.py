@@ -30,7 +30,7 @@ from .store import Pace, check_folder, differing, fingerprint, load, save
 
 _SHARE = 0.5  # of the free memory, unless `memory` says how much
 _SCORES = 2**26  # elements of the largest piece of the score matrix that is held
-_WORTH = 500  # batches
+_WORTH = 500  # batches that repay compiling
 _PIXELS = 2**30  # bytes of the largest piece of the training set that is held
 
 

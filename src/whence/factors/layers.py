@@ -7,6 +7,7 @@ at its outputs. After this file nobody asks what kind of layer it was. A new kin
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -44,18 +45,18 @@ class Factors(NamedTuple):
     b: Tensor  # [B, T, outputs]
 
 
-class LayerKind:
+class LayerKind(ABC):
     """How the factors of one kind of layer are had from its input and the gradient at its output."""
 
     default = True  # tracked without being named
 
+    @abstractmethod
     def blocks(self, name: str, module: Any) -> list[Block]:
         """The blocks of a layer's parameters."""
-        raise NotImplementedError  # pragma: no cover
 
+    @abstractmethod
     def factors(self, module: Any, x: Tensor, grad: Tensor) -> list[Factors]:
         """The factors of each block, from the layer's input and the gradient at its output, both batch first."""
-        raise NotImplementedError  # pragma: no cover
 
 
 _KINDS: list[tuple[tuple[type[nn.Module], ...], LayerKind]] = []
@@ -135,8 +136,9 @@ class _Norm(LayerKind):
 
     default = False
 
+    @abstractmethod
     def normalised(self, module: Any, x: Tensor) -> Tensor:
-        raise NotImplementedError  # pragma: no cover
+        """The input as the norm leaves it, before scale and shift."""
 
     def shared(self, x: Tensor, parameter: Tensor) -> Tensor:
         """Sum over everything on which a parameter is shared: [B, ...] to [B, parameters]."""
