@@ -74,6 +74,7 @@ class TID:
         self._probe = Probe(denoiser, draws, self.options, precision)
         self._roots: dict[str, Roots] | None = None
         self._moments: Moments | None = None
+        self._per_image: int | None = None
         self.observations = 0  # images times draws that the curvature was estimated from
         share = denoiser.coverage().share
         if share < 0.95:
@@ -133,11 +134,9 @@ class TID:
         return self
 
     def _add_moments(self, moments: Moments, x: Tensor, cond: Cond, m: int, indices: list[int]) -> None:
-        normalize, health = self.options.normalize, Health(len(x), x.device)
-        sampled = self.options.curvature == "sampled"
+        normalize, sampled = self.options.normalize, self.options.curvature == "sampled"
 
         def observed(block: Block, factors: Factors) -> None:
-            health.add(factors)
             scale = weights(block, factors, normalize)
             moments.add_inputs(block, factors, scale[0])
             if not sampled:
@@ -150,7 +149,8 @@ class TID:
         if sampled:
             noise = torch.stack([resampled_cotangent(self.draws, index, m) for index in indices]).to(x)
             self._probe.run(x, cond, m, "train", indices, resampled, lambda _: noise)
-        health.check(lambda: self._probe.diagnose(x, cond, m, "train", indices))
+        if not moments.finite:
+            self._probe.diagnose(x, cond, m, "train", indices)
 
     # --- scores ------------------------------------------------------------------------------------------------------
 
@@ -354,16 +354,22 @@ class TID:
         """How many images at once fit into the other half: their activations, and one layer's gradients."""
         if batch_size < 1:
             raise WhenceError(f"batch_size must be at least 1, not {batch_size}")
-        x, cond = self._read(dataset, [0])
-        held, largest = 0, 0
+        if self._per_image is None:
+            self._per_image = self._measured(dataset)
+        return max(1, min(batch_size, self._budget() // 2 // self._per_image))
+
+    def _measured(self, dataset: Dataset) -> int:
+        """Bytes that one more image in a batch takes."""
+        held, largest, width = 0, 0, torch.finfo(self._probe.dtype).bits // 8
 
         def consume(block: Block, factors: Factors) -> None:
             nonlocal held, largest
             held += sum(factor.numel() * factor.element_size() for factor in factors if factor is not None)
-            largest = max(largest, block.columns * block.outputs * torch.finfo(self._probe.dtype).bits // 8)
+            largest = max(largest, block.columns * block.outputs * width)
 
+        x, cond = self._read(dataset, [0])
         self._probe.run(x, cond, 0, "train", [0], consume)
-        return max(1, min(batch_size, self._budget() // 2 // max(1, 3 * held + 2 * largest)))
+        return 3 * held + 2 * largest
 
 
 def _rows(cond: Cond, rows: slice) -> Cond:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WhenceError
-from .kernel import Root, Roots, matmul
+from .kernel import Root, Roots, matmul, scaled
 from .layers import Block, Factors
 
 
@@ -29,29 +29,36 @@ class Moments:
             shape = (block.outputs,) if block.diagonal else (block.outputs, block.outputs)
             self.sums[f"{block.name}/b"] = torch.zeros(shape, device=device, dtype=dtype)
 
-    def add_inputs(self, block: Block, factors: Factors, scale: Tensor) -> None:
-        """Add a batch of inputs a, multiplied by their normalising weights [B, 1] or [B, T]."""
+    def add_inputs(self, block: Block, factors: Factors, scale: Tensor | None) -> None:
+        """Add a batch of inputs a, multiplied by their normalising weights [B, 1] or [B, T]; None is one."""
         a = factors.a
         if a is None:
             return
         total = self.sums[f"{block.name}/a"]
-        weighted = (a * scale[..., None].to(a.dtype)).flatten(0, 1)  # [B * T, p]
+        weighted = scaled(a, scale).flatten(0, 1)  # [B * T, p]
         inner = slice(0, block.inputs)
         total[inner, inner] += matmul(weighted.T, weighted)
         if block.one:
-            column = scale.expand(a.shape[:2]).flatten()  # the normalised one of every position
+            # the normalised one of every position
+            column = (total.new_ones(1, 1) if scale is None else scale).expand(a.shape[:2]).flatten()
             cross = matmul(weighted.T, column[:, None].to(weighted.dtype))[:, 0]
             total[inner, -1] += cross
             total[-1, inner] += cross
             total[-1, -1] += (column**2).sum()
 
-    def add_outputs(self, block: Block, factors: Factors, scale: Tensor) -> None:
+    def add_outputs(self, block: Block, factors: Factors, scale: Tensor | None) -> None:
         """Add a batch of output gradients b, multiplied by their normalising weights, and count its positions."""
         b = factors.b
         self.counts[block.name] += b.shape[0] * b.shape[1]
         total = self.sums[f"{block.name}/b"]
-        weighted = (b * scale[..., None].to(b.dtype)).flatten(0, 1)  # [B * T, q]
+        weighted = scaled(b, scale).flatten(0, 1)  # [B * T, q]
         total += (weighted.to(total.dtype) ** 2).sum(0) if block.diagonal else matmul(weighted.T, weighted)
+
+    @property
+    def finite(self) -> bool:
+        """Whether everything added so far was finite: what is not shows on the diagonals."""
+        traces = [(total if total.ndim == 1 else total.diagonal()).sum() for total in self.sums.values()]
+        return bool(torch.isfinite(torch.stack(traces)).all())
 
     def roots(self, damping: float, dtype: torch.dtype) -> dict[str, Roots]:
         """W_a and W_b of every block."""

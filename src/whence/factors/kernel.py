@@ -18,6 +18,7 @@ from .layers import Block, Factors
 
 Normalize = Literal["sample", "token", "gradient", "none"]
 Path = Literal["gradients", "pairs"]
+Scale = tuple[Tensor | None, Tensor | None]  # weights of a and of b, each [B, 1] or [B, T]; None is one
 _CHUNK = 2**27  # elements of the largest temporary
 
 
@@ -35,8 +36,8 @@ class Root(NamedTuple):
 Roots = tuple[Root | None, Root | None]  # of a and of b; None is the identity
 
 
-def weights(block: Block, factors: Factors, normalize: Normalize) -> tuple[Tensor, Tensor]:
-    """The numbers that a and b are multiplied by to normalise them, each [B, 1], or [B, T] by token; float32 or better.
+def weights(block: Block, factors: Factors, normalize: Normalize) -> Scale:
+    """The numbers that a and b are multiplied by to normalise them, each [B, 1], or [B, T] by token; None is one.
 
     "sample" divides the matrix [T, features] of a sample by its Frobenius norm, "token" each position's vector by its own norm,
     "gradient" both by the root of the gradient's norm, so that the gradient has norm one.
@@ -44,24 +45,34 @@ def weights(block: Block, factors: Factors, normalize: Normalize) -> tuple[Tenso
     a, b = factors
     precise = torch.promote_types(b.dtype, torch.float32)
     if normalize == "none":
-        one = b.new_ones(len(b), 1, dtype=precise)
-        return one, one
+        return None, None
     if normalize == "gradient":
         both = _inverse(_gradient_norm(block, factors).to(precise).sqrt())[:, None]
-        return (torch.ones_like(both), both**2) if a is None else (both, both)
+        return (None, both**2) if a is None else (both, both)
     over = (1, 2) if normalize == "sample" else (2,)
     norm_b = torch.linalg.vector_norm(b, dim=over, dtype=precise)
+    scale_b = _inverse(norm_b.reshape(len(b), -1))
     if a is None:
-        norm_a = torch.ones_like(norm_b)
-    else:
-        ones = block.one * (a.shape[1] if normalize == "sample" else 1)
-        norm_a = (torch.linalg.vector_norm(a, dim=over, dtype=precise) ** 2 + ones).sqrt()
-    return _inverse(norm_a.reshape(len(b), -1)), _inverse(norm_b.reshape(len(b), -1))
+        return None, scale_b
+    ones = block.one * (a.shape[1] if normalize == "sample" else 1)
+    norm_a = (torch.linalg.vector_norm(a, dim=over, dtype=precise) ** 2 + ones).sqrt()
+    return _inverse(norm_a.reshape(len(b), -1)), scale_b
 
 
 def _inverse(norm: Tensor) -> Tensor:
     """1 / norm, kept finite where there is nothing to normalise: zero times it stays zero."""
     return norm.clamp_min(1e-18).reciprocal()
+
+
+def scaled(x: Tensor, weight: Tensor | None) -> Tensor:
+    """x [B, T, features] times weights [B, 1] or [B, T]."""
+    return x if weight is None else x * weight[..., None].to(x.dtype)
+
+
+def _joint(scale: Scale) -> Tensor | None:
+    """The weights of a and b in one: their product does for both factors."""
+    one, other = scale
+    return other if one is None else one if other is None else one * other
 
 
 def _gradient_norm(block: Block, factors: Factors) -> Tensor:
@@ -96,26 +107,18 @@ def choose(block: Block, positions: int, queries: int) -> Path:
     return "pairs" if pairs < gradients else "gradients"
 
 
-def plain_side(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], path: Path) -> Side:
+def plain_side(block: Block, factors: Factors, scale: Scale, path: Path) -> Side:
     """A side as it is: the many training samples."""
-    a, b = factors
-    joint = scale[0] * scale[1]  # [B, 1] or [B, T]: one number does for both factors
-    per_token = joint.shape[1] > 1
-    if per_token:
-        b = b * joint[..., None].to(b.dtype)
+    (a, b), joint = factors, _joint(scale)
     if path == "pairs":
-        assert a is not None
-        if not per_token:
-            b = b * joint[..., None].to(b.dtype)
-        return Side("pairs", a=a, b=b)
+        return Side("pairs", a=a, b=scaled(b, joint))
     if a is None:
-        return Side("gradients", gradient=(b[:, 0] * joint.to(b.dtype)))
+        return Side("gradients", gradient=scaled(b, joint)[:, 0])
+    if joint is not None and joint.shape[1] > 1:
+        b, joint = scaled(b, joint), None
     gradient = torch.bmm(b.transpose(1, 2), a).flatten(1)  # [B, q * p]
-    ones = b.sum(1) if block.one else None  # [B, q]
-    if not per_token:
-        # a scalar a sample: folded into the small result of the comparison instead of a pass over the large gradient
-        return Side("gradients", gradient=gradient, ones_gradient=ones, scale=joint)
-    return Side("gradients", gradient=gradient, ones_gradient=ones)
+    # a number a sample is folded into the small result of the comparison, not into the large gradient
+    return Side("gradients", gradient=gradient, ones_gradient=b.sum(1) if block.one else None, scale=joint)
 
 
 def whitened(block: Block, factors: Factors, roots: Roots) -> Factors:
@@ -132,15 +135,14 @@ def whitened(block: Block, factors: Factors, roots: Roots) -> Factors:
     return Factors(F.linear(a, *root_a.to(a)), b)
 
 
-def preconditioned_side(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], roots: Roots, path: Path) -> Side:
+def preconditioned_side(block: Block, factors: Factors, scale: Scale, roots: Roots, path: Path) -> Side:
     """A side with A^-1 and B^-1 applied: the few queries."""
-    joint = (scale[0] * scale[1])[..., None]
     a, b = whitened(block, factors, roots)
     root_a, root_b = roots
     if root_b is not None:
         weight = root_b.to(b).weight
         b = b * weight if weight.ndim == 1 else b @ weight
-    b = b * joint.to(b.dtype)
+    b = scaled(b, _joint(scale))
     if a is None:
         return Side("gradients", gradient=b[:, 0])
     if root_a is None:
@@ -187,15 +189,15 @@ def _compare_pairs(queries: Side, samples: Side) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def own_kernel(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], roots: Roots) -> Tensor:
+def own_kernel(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     """The kernel of every sample with itself, [B]."""
     a, b = whitened(block, factors, roots)
-    b = b * (scale[0] * scale[1])[..., None].to(b.dtype)
+    b = scaled(b, _joint(scale))
     gradient = b if a is None else torch.bmm(b.transpose(1, 2), a)
     return torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=torch.promote_types(b.dtype, torch.float32)) ** 2
 
 
-def gram(block: Block, factors: Factors, scale: tuple[Tensor, Tensor], roots: Roots) -> Tensor:
+def gram(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     """The kernel of every sample of a batch with every other, [B, B]: whitened once, compared with itself."""
     path = choose(block, factors.b.shape[1], len(factors.b))
     bare = Block(block.name, block.inputs and block.columns, block.outputs)  # the one is inside a now
