@@ -338,6 +338,25 @@ def test_a_loss_that_is_not_finite_stops_the_run_naming_step_and_last_good_check
     assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
 
+class BadGradient(nn.Module):
+    """A finite loss with a gradient that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        weight = self.linear.weight[0, 0]
+        return self.linear(x) + (weight - weight.detach()).abs().sqrt()
+
+
+def test_weights_that_an_update_broke_are_never_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(store.Pace, "seconds", 0.0)
+    with pytest.raises(whence.WhenceError, match=r"the weights stopped being finite at step 0: .*no checkpoint yet"):
+        train(network=BadGradient(), store=tmp_path, flip=False, augment=0.0)
+    assert not list(tmp_path.iterdir())
+
+
 class Items:
     def __init__(self, *items: torch.Tensor) -> None:
         self.items = items

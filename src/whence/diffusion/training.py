@@ -158,6 +158,7 @@ def train(
             if losses.full or last or (checkpoint is not None and checkpoint.pace.due):
                 progress.set_postfix_str(f"loss {losses.check():.4f}", refresh=False)
                 if checkpoint is not None and (last or checkpoint.pace.due):
+                    losses.check_weights(step, model)
                     run.copy_buffers()
                     checkpoint.write(step + 1)
             if last and step + 1 < steps:
@@ -248,6 +249,11 @@ class _Losses:
                 raise WhenceError(f"the loss became {loss} at step {step}: {self._way_out()}")
         self._steps = []
         return sum(losses) / len(losses)
+
+    def check_weights(self, step: int, model: nn.Module) -> None:
+        """An error if the last update broke the weights, which the loss shows only at the next step."""
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+            raise WhenceError(f"the weights stopped being finite at step {step}: {self._way_out()}")
 
     def _way_out(self) -> str:
         if self._checkpoint is None:
