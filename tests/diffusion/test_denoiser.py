@@ -141,6 +141,7 @@ def test_the_blocks_of_transformers_and_unets_are_found():
         return whence.Denoiser(network, whence.EDM()).blocks
 
     assert blocks(small_dit()) == ("blocks.0", "blocks.1")
+    assert blocks(small_dit(depth=1)) == ("blocks.0",)
     assert blocks(TwoStreams()) == ("double.0", "double.1", "single.0", "single.1", "single.2")
     assert blocks(UNet()) == ("down_blocks.0", "down_blocks.1", "mid_block", "up_blocks.0")
 

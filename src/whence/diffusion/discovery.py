@@ -43,7 +43,7 @@ def find_blocks(network: nn.Module) -> tuple[str, ...]:
         if not _holds(module, _CONVOLUTION):
             groups[type(module)].append(name)
             sizes[type(module)] += sum(parameter.numel() for parameter in module.parameters())
-    large = [kind for kind in groups if len(groups[kind]) > 1 and sizes[kind] > 0.1 * total]
+    large = [kind for kind in groups if sizes[kind] > (0.1 if len(groups[kind]) > 1 else 0.5) * total]
     if sum(sizes[kind] for kind in large) > 0.5 * total:
         return tuple(name for name, module in candidates if type(module) in large)
 
