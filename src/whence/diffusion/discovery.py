@@ -28,26 +28,24 @@ def find_layers(network: nn.Module) -> tuple[str, ...]:
 def find_blocks(network: nn.Module) -> tuple[str, ...]:
     """The transformer's blocks or the UNet's stages, in the order in which the network holds them.
 
-    The candidates are the outermost composite modules. A transformer's are of one class (or few), without convolutions, and hold
-    most of the network; a UNet's are those with convolutions. A network that is one module in a wrapper is looked for inside it.
+    The candidates are the outermost composite modules. A transformer's are without convolutions and hold most of what the
+    candidates hold; a UNet's are those with convolutions. A network that is one module in a wrapper is looked for inside it.
     """
     candidates = list(_composites(network))
     if len(candidates) == 1:
         name, inner = candidates[0]
         return tuple(f"{name}.{block}" for block in find_blocks(inner))
 
-    total = sum(parameter.numel() for parameter in network.parameters())
-    groups: defaultdict[type, list[str]] = defaultdict(list)
-    sizes: defaultdict[type, int] = defaultdict(int)
+    stages = tuple(name for name, module in candidates if _holds(module, _CONVOLUTION))
+    sizes: defaultdict[type, int] = defaultdict(int)  # of the classes without convolutions
     for name, module in candidates:
-        if not _holds(module, _CONVOLUTION):
-            groups[type(module)].append(name)
-            sizes[type(module)] += sum(parameter.numel() for parameter in module.parameters())
-    large = [kind for kind in groups if sizes[kind] > (0.1 if len(groups[kind]) > 1 else 0.5) * total]
+        if name not in stages:
+            sizes[type(module)] += _size(module)
+    total = sum(_size(module) for _, module in candidates)
+    large = [kind for kind, size in sizes.items() if size > 0.1 * total]
     if sum(sizes[kind] for kind in large) > 0.5 * total:
         return tuple(name for name, module in candidates if type(module) in large)
 
-    stages = tuple(name for name, module in candidates if _holds(module, _CONVOLUTION))
     if len(stages) < 2:
         raise WhenceError(
             f"no transformer blocks or UNet stages were found in {type(network).__name__}: name them with blocks=[...]"
@@ -62,6 +60,10 @@ def _composites(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
             yield from _composites(child, f"{prefix}{name}.")
         elif len(find_layers(child)) > 1:
             yield f"{prefix}{name}", child
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _holds(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
