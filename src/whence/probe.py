@@ -5,7 +5,7 @@ It stands between the network's factors and TID's sums over them, and knows neit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -93,14 +93,15 @@ class Probe:
     ) -> Tensor:
         """A batch at draw m, or where draws are not aligned at each image's own; the residuals <1, F - y>, [B]."""
         if self.options.aligned:
-            return self.at(x, cond, self.draws[m].sigma, self.draws[m].noise.to(x), consume, slope)
+            return self.at(x, cond, self.draws[m].sigma, self.draws[m].noise, consume, slope)
         own = [independent_draw(self.draws, role, index, m) for index in indices]
         sigma, noise = torch.stack([draw.sigma for draw in own]), torch.stack([draw.noise for draw in own])
-        return self.at(x, cond, sigma, noise.to(x), consume, slope)
+        return self.at(x, cond, sigma, noise, consume, slope)
 
     def at(self, x: Tensor, cond: Cond, sigma: Tensor, noise: Tensor, consume: Consume, slope: Slope | None = None) -> Tensor:
         """A batch x [B, C, H, W] at the given sigma and noise; `slope` replaces the target's gradient at the output."""
         process, target = self.denoiser.process, self.options.target
+        noise = noise.to(x.dtype).to(x.device, non_blocking=True)
 
         def cotangent(output: Tensor) -> Tensor:  # Eq. 3, and RQ1
             if target == "sum":
@@ -123,22 +124,22 @@ class Probe:
             (output - process.target(x, sigma, noise)).flatten(1).sum(1, dtype=torch.promote_types(output.dtype, torch.float32))
         )
 
-    def diagnose(self, x: Tensor, cond: Cond, m: int, role: Role, indices: list[int]) -> None:
-        """Name the first item, and in it the layer nearest to the input, whose factors are not finite."""
-        sigma = f"{float(self.draws.sigmas[m]):g}"
-        for place, index in enumerate(indices):
-            one = slice(place, place + 1)
-            bad: list[str] = []
+    def diagnose(self, x: Tensor, cond: Cond, draws: Sequence[int], role: Role, indices: list[int]) -> None:
+        """Name the first item, and in it the layer nearest to the input, whose factors are not finite at one of the draws."""
+        for m in draws:
+            for place, index in enumerate(indices):
+                one = slice(place, place + 1)
+                bad: list[str] = []
 
-            def consume(block: Block, factors: Factors, bad: list[str] = bad) -> None:
-                if not all(bool(torch.isfinite(factor).all()) for factor in factors if factor is not None):
-                    bad.append(block.name)
+                def consume(block: Block, factors: Factors, bad: list[str] = bad) -> None:
+                    if not all(bool(torch.isfinite(factor).all()) for factor in factors if factor is not None):
+                        bad.append(block.name)
 
-            self.run(x[one], map_cond(cond, lambda value, one=one: value[one]), m, role, [index], consume)  # type: ignore[misc]
-            if bad:
-                what = "query" if role == "query" else "item"
-                raise WhenceError(f"{what} {index} has gradients that are not finite at sigma {sigma}, in layer {bad[-1]}")
-        raise WhenceError(f"a score became infinite at sigma {sigma}: normalize, or raise damping")
+                self.run(x[one], map_cond(cond, lambda value, one=one: value[one]), m, role, [index], consume)  # type: ignore[misc]
+                if bad:
+                    what, sigma = "query" if role == "query" else "item", float(self.draws.sigmas[m])
+                    raise WhenceError(f"{what} {index} has gradients that are not finite at sigma {sigma:g}, in layer {bad[-1]}")
+        raise WhenceError("a score became infinite, though no gradient is: normalize, or raise damping")
 
 
 class Health:

@@ -121,6 +121,8 @@ class TID:
                 for m in range(len(self.draws)):
                     self._add_moments(moments, x, cond, m, indices)
                     progress.update(len(indices))
+                if not moments.finite:  # once a batch: the question waits for the device
+                    self._probe.diagnose(x, cond, range(len(self.draws)), "train", indices)
                 done = place + len(indices)
                 if progress_file is not None and (pace.due or done == len(chosen)) and done > start:
                     with pace.writing():
@@ -149,8 +151,6 @@ class TID:
         if sampled:
             noise = torch.stack([resampled_cotangent(self.draws, index, m) for index in indices]).to(x)
             self._probe.run(x, cond, m, "train", indices, resampled, lambda _: noise)
-        if not moments.finite:
-            self._probe.diagnose(x, cond, m, "train", indices)
 
     # --- scores ------------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class TID:
         def consume(block: Block, factors: Factors) -> None:
             kernel.add_(gram(block, factors, weights(block, factors, normalize), roots[block.name]))
 
-        self._probe.at(x, cond, draw.sigma, draw.noise.to(x), consume)
+        self._probe.at(x, cond, draw.sigma, draw.noise, consume)
         return kernel**2
 
     def _stream(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Iterator[tuple[int, Tensor]]:
@@ -210,7 +210,7 @@ class TID:
                                 tau[some, rows] += kernel.float() ** 2 / len(self.draws)
                                 progress.update(len(indices[rows]))
                         if not bool(torch.isfinite(tau).all()):
-                            self._probe.diagnose(x, train_cond, m, "train", indices)
+                            self._probe.diagnose(x, train_cond, [m], "train", indices)
                 yield start, tau
 
     def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> dict[str, Side]:
@@ -225,7 +225,7 @@ class TID:
 
         indices = list(range(first, first + len(x)))
         self._probe.run(x, cond, m, "query", indices, consume)
-        health.check(lambda: self._probe.diagnose(x, cond, m, "query", indices))
+        health.check(lambda: self._probe.diagnose(x, cond, [m], "query", indices))
         return sides
 
     def _kernel(self, sides: dict[str, Side], x: Tensor, cond: Cond, m: int, indices: list[int]) -> Tensor:

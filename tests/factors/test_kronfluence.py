@@ -62,9 +62,8 @@ class Ours(NamedTuple):
 
 @each_layer
 def test_second_moments_are_kronfluences(ours: Ours, theirs: Theirs, layer: str) -> None:
-    count = ours.moments.counts[layer]
-    assert_equal(ours.moments.sums[f"{layer}/a"] / count, theirs.moments_a[layer])
-    assert_equal(ours.moments.sums[f"{layer}/b"] / count, theirs.moments_b[layer])
+    assert_equal(ours.moments.matrix(layer, "a"), theirs.moments_a[layer])
+    assert_equal(ours.moments.matrix(layer, "b"), theirs.moments_b[layer])
 
 
 @pytest.mark.parametrize("path", ["gradients", "pairs"])
@@ -122,8 +121,8 @@ def kernel(ours: Ours, layer: str, path: Path) -> Tensor:
     (l B + damping)^-1 over the eigenvalues l and eigenvectors u of A.
     """
     (block, queries), (_, samples), moments = ours.queries[layer], ours.samples[layer], ours.moments
-    values_a, vectors_a = torch.linalg.eigh(moments.sums[f"{layer}/a"] / moments.counts[layer])
-    values_b, vectors_b = torch.linalg.eigh(moments.sums[f"{layer}/b"] / moments.counts[layer])
+    values_a, vectors_a = torch.linalg.eigh(moments.matrix(layer, "a"))
+    values_b, vectors_b = torch.linalg.eigh(moments.matrix(layer, "b"))
     damping = 0.1 * torch.outer(values_a, values_b).mean()
     many = plain_side(block, samples, weights(block, samples, "none"), path)
     total = torch.zeros(len(queries.b), len(samples.b), dtype=torch.float64)

@@ -6,14 +6,17 @@ eigenvalue; W with W^T W = (A + damping)^-1 comes from a Cholesky factorisation 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import WhenceError
-from .kernel import Root, Roots, matmul, scaled
+from .kernel import Root, Roots, scaled
 from .layers import Block, Factors
+from .triangular import add_gram, inverse_lower, matmul, symmetric
 
 
 class Moments:
@@ -21,7 +24,7 @@ class Moments:
 
     def __init__(self, blocks: Sequence[Block], device: torch.device, dtype: torch.dtype) -> None:
         self.blocks = {block.name: block for block in blocks}
-        self.sums: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}  # of a matrix, only the lower triangle
         self.counts: dict[str, int] = dict.fromkeys(self.blocks, 0)
         for block in blocks:
             if block.inputs:
@@ -37,12 +40,11 @@ class Moments:
         total = self.sums[f"{block.name}/a"]
         weighted = scaled(a, scale).flatten(0, 1)  # [B * T, p]
         inner = slice(0, block.inputs)
-        total[inner, inner] += matmul(weighted.T, weighted)
+        add_gram(total[inner, inner], weighted)
         if block.one:
             # the normalised one of every position
             column = (total.new_ones(1, 1) if scale is None else scale).expand(a.shape[:2]).flatten()
             cross = matmul(weighted.T, column[:, None].to(weighted.dtype))[:, 0]
-            total[inner, -1] += cross
             total[-1, inner] += cross
             total[-1, -1] += (column**2).sum()
 
@@ -52,7 +54,15 @@ class Moments:
         self.counts[block.name] += b.shape[0] * b.shape[1]
         total = self.sums[f"{block.name}/b"]
         weighted = scaled(b, scale).flatten(0, 1)  # [B * T, q]
-        total += (weighted.to(total.dtype) ** 2).sum(0) if block.diagonal else matmul(weighted.T, weighted)
+        if block.diagonal:
+            total += (weighted.to(total.dtype) ** 2).sum(0)
+        else:
+            add_gram(total, weighted)
+
+    def matrix(self, name: str, side: Literal["a", "b"]) -> Tensor:
+        """The second moment of one side of a block: a symmetric matrix, or a vector where it is diagonal."""
+        total = self.sums[f"{name}/{side}"] / max(1, self.counts[name])
+        return total if total.ndim == 1 else symmetric(total)
 
     @property
     def finite(self) -> bool:
@@ -84,22 +94,22 @@ def _root(total: Tensor, count: int, damping: float, what: str, dtype: torch.dty
 
     Its rows are padded with zeros to a multiple of 8, which changes no product and keeps matrix units on their fast path.
     """
-    moment = total.double() / max(1, count)
-    if not bool(torch.isfinite(moment).all()):
+    moment = total.double() / max(1, count)  # of a matrix, the lower triangle, which is all that Cholesky reads
+    diagonal = moment if moment.ndim == 1 else moment.diagonal()
+    mean = float(diagonal.mean())
+    if not math.isfinite(mean):  # what is not finite shows on the diagonal
         raise WhenceError(f"the curvature of {what}, is not finite: look for NaN or infinity in the data or the network")
-    mean = float(moment.mean() if moment.ndim == 1 else moment.diagonal().mean())
     if mean <= 0:  # no gradient ever reached it: it has nothing to say
         return _split(torch.zeros_like(total, dtype=dtype), one)
+    diagonal += damping * mean
     if moment.ndim == 1:
-        return Root((moment + damping * mean).rsqrt().to(dtype))
-    damped = moment / mean + damping * torch.eye(len(moment), dtype=torch.float64, device=moment.device)
-    factor, failed = torch.linalg.cholesky_ex(damped)
+        return Root(moment.rsqrt().to(dtype))
+    factor, failed = torch.linalg.cholesky_ex(moment.div_(mean))
     if int(failed):
         raise WhenceError(f"the curvature of {what}, cannot be inverted: raise damping above {damping:g}")
-    identity = torch.eye(len(moment), dtype=torch.float64, device=moment.device)
-    root = torch.linalg.solve_triangular(factor, identity, upper=False) / mean**0.5
-    return _split(torch.nn.functional.pad(root, (0, 0, 0, -len(root) % 8)).to(dtype), one)
+    root = inverse_lower(factor).div_(mean**0.5).to(dtype)
+    return _split(torch.nn.functional.pad(root, (0, 0, 0, -len(root) % 8)), one)
 
 
 def _split(root: Tensor, one: bool) -> Root:
-    return Root(root[:, :-1].contiguous(), root[:, -1].contiguous()) if one else Root(root)
+    return Root(root[:, :-1].contiguous(), root[:, -1].contiguous(), lower=True) if one else Root(root, lower=True)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layers import Block, Factors
+from .triangular import matmul, times_lower
 
 Normalize = Literal["sample", "token", "gradient", "none"]
 Path = Literal["gradients", "pairs"]
@@ -27,10 +28,27 @@ class Root(NamedTuple):
 
     weight: Tensor  # [rows, features], or [features] where diagonal
     one: Tensor | None = None  # [rows]
+    lower: bool = False  # whether the weight is lower-triangular
 
     def to(self, like: Tensor) -> Root:
         """In another tensor's precision and place."""
-        return Root(self.weight.to(like), None if self.one is None else self.one.to(like))
+        return Root(self.weight.to(like), None if self.one is None else self.one.to(like), self.lower)
+
+    def times(self, x: Tensor) -> Tensor:
+        """W x for every position of x [B, T, features], with its appended one where W has a column for it."""
+        if self.weight.ndim == 1:
+            return x * self.weight
+        if not self.lower:
+            return F.linear(x, self.weight, self.one)
+        product = times_lower(x, self.weight)
+        if self.one is not None:
+            last = x.shape[-1]  # a lower-triangular W has zeros above in the one's column, the last
+            product[..., last:] += self.one[last:]
+        return product
+
+    def transpose_times(self, x: Tensor) -> Tensor:
+        """W^T x for every position of x [B, T, rows], without the appended one."""
+        return x * self.weight if self.weight.ndim == 1 else x @ self.weight
 
 
 Roots = tuple[Root | None, Root | None]  # of a and of b; None is the identity
@@ -126,13 +144,12 @@ def whitened(block: Block, factors: Factors, roots: Roots) -> Factors:
     a, b = factors
     root_a, root_b = roots
     if root_b is not None:
-        weight = root_b.to(b).weight
-        b = b * weight if weight.ndim == 1 else F.linear(b, weight)
+        b = root_b.to(b).times(b)
     if a is None:
         return Factors(None, b)
     if root_a is None:
         return Factors(F.pad(a, (0, 1), value=1.0) if block.one else a, b)
-    return Factors(F.linear(a, *root_a.to(a)), b)
+    return Factors(root_a.to(a).times(a), b)
 
 
 def preconditioned_side(block: Block, factors: Factors, scale: Scale, roots: Roots, path: Path) -> Side:
@@ -140,16 +157,15 @@ def preconditioned_side(block: Block, factors: Factors, scale: Scale, roots: Roo
     a, b = whitened(block, factors, roots)
     root_a, root_b = roots
     if root_b is not None:
-        weight = root_b.to(b).weight
-        b = b * weight if weight.ndim == 1 else b @ weight
+        b = root_b.to(b).transpose_times(b)
     b = scaled(b, _joint(scale))
     if a is None:
         return Side("gradients", gradient=b[:, 0])
     if root_a is None:
         inner, one = a[..., : block.inputs], a[..., block.inputs] if block.one else None
     else:
-        weight, column = root_a.to(a)
-        inner, one = a @ weight, None if column is None else a @ column  # [B, T, p], [B, T]
+        root_a = root_a.to(a)
+        inner, one = root_a.transpose_times(a), None if root_a.one is None else a @ root_a.one  # [B, T, p], [B, T]
     if path == "pairs":
         return Side("pairs", a=inner, one=one, b=b)
     ones = None if one is None else torch.einsum("bt,btq->bq", one, b)
@@ -204,11 +220,3 @@ def gram(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     side = plain_side(bare, whitened(block, factors, roots), scale, path)
     return compare(side, side)
 
-
-def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y, accumulated and returned in float32 also where x and y are bf16."""
-    if x.dtype in (torch.bfloat16, torch.float16):
-        if x.is_cuda:
-            return torch.mm(x, y, out_dtype=torch.float32)
-        return x.float() @ y.float()
-    return x @ y
