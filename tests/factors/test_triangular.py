@@ -36,6 +36,14 @@ def test_sums_are_kept_in_a_wider_precision_than_what_is_added() -> None:
 def test_a_product_with_a_triangular_matrix_is_the_full_one(rows: int, width: int) -> None:
     x, lower = random(3, 5, width), random(rows, width).tril()
     torch.testing.assert_close(triangular.times_lower(x, lower), x @ lower.T)
+    y = random(3, 5, rows)
+    torch.testing.assert_close(triangular.times_transposed_lower(y, lower), y @ lower)
+
+
+@pytest.mark.parametrize("length", [100, 2**14, 2**14 + 77])
+def test_a_long_sum_taken_in_pieces_is_the_whole_one(length: int) -> None:
+    x, y = random(3, length), random(4, length).T
+    torch.testing.assert_close(triangular.matmul(x, y), x @ y)
 
 
 @pytest.mark.parametrize("width", [1, 5, 6, 33])

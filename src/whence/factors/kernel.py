@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layers import Block, Factors
-from .triangular import matmul, times_lower
+from .triangular import matmul, times_lower, times_transposed_lower
 
 Normalize = Literal["sample", "token", "gradient", "none"]
 Path = Literal["gradients", "pairs"]
@@ -48,7 +48,9 @@ class Root(NamedTuple):
 
     def transpose_times(self, x: Tensor) -> Tensor:
         """W^T x for every position of x [B, T, rows], without the appended one."""
-        return x * self.weight if self.weight.ndim == 1 else x @ self.weight
+        if self.weight.ndim == 1:
+            return x * self.weight
+        return times_transposed_lower(x, self.weight) if self.lower else x @ self.weight
 
 
 Roots = tuple[Root | None, Root | None]  # of a and of b; None is the identity
@@ -219,4 +221,3 @@ def gram(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     bare = Block(block.name, block.inputs and block.columns, block.outputs)  # the one is inside a now
     side = plain_side(bare, whitened(block, factors, roots), scale, path)
     return compare(side, side)
-

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _PANEL = {"cpu": 192, "cuda": 512}  # rows: enough for the matrix units, few enough to skip something
+_LONG, _PIECE = 2**14, 2**10  # a sum that is taken in pieces, and their length
 _SMALL = 256  # rows of a triangle that is inverted directly
 
 
@@ -37,6 +38,15 @@ def times_lower(x: Tensor, lower: Tensor) -> Tensor:
     result = x.new_empty(len(flat), len(lower))
     for rows, columns in _panels(lower):
         torch.mm(flat[:, columns], lower[rows, columns].T, out=result[:, rows])
+    return result.unflatten(0, x.shape[:-1])
+
+
+def times_transposed_lower(x: Tensor, lower: Tensor) -> Tensor:
+    """x L for x [..., rows] and L lower-triangular [rows, p]: [..., p]."""
+    flat = x.flatten(0, -2)
+    result = x.new_empty(len(flat), lower.shape[1])
+    for columns, _ in _panels(lower.T):
+        torch.mm(flat[:, columns.start :], lower[columns.start :, columns], out=result[:, columns])
     return result.unflatten(0, x.shape[:-1])
 
 
@@ -70,4 +80,11 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         if x.is_cuda:
             return torch.mm(x, y, out_dtype=torch.float32)
         return x.float() @ y.float()
-    return x @ y
+    if x.is_cuda or x.shape[1] < _LONG:
+        return x @ y
+    # few rows, few columns and a very long sum: pieces of it keep all cores at work, and what each reads in its cache
+    pieces = x.shape[1] // _PIECE
+    whole = pieces * _PIECE
+    left = x[:, :whole].unflatten(1, (pieces, _PIECE)).transpose(0, 1)  # [pieces, n, _PIECE]
+    right = y[:whole].unflatten(0, (pieces, _PIECE))  # [pieces, _PIECE, m]
+    return torch.bmm(left, right).sum(0) + x[:, whole:] @ y[whole:]
