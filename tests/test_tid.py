@@ -301,8 +301,8 @@ def test_ties_go_to_the_smaller_index():
     from whence.attribution import Ranking
 
     ranking = Ranking(3, 6)
-    ranking.add(0, torch.tensor([[1.0, 2.0, 2.0]]))
-    ranking.add(3, torch.tensor([[2.0, 1.0, 2.0]]))
+    ranking.add(torch.arange(3), torch.tensor([[1.0, 2.0, 2.0]]))
+    ranking.add(torch.arange(3, 6), torch.tensor([[2.0, 1.0, 2.0]]))
     assert ranking.result().indices.tolist() == [[1, 2, 3]]
     assert ranking.result().least_indices.tolist() == [[0, 4, 1]]
 

@@ -2,6 +2,7 @@
 
 from . import data, models
 from .attribution import Attribution
+from .bank import Bank
 from .diffusion.denoiser import Coverage, Denoiser
 from .diffusion.draws import Draw, Draws
 from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
@@ -10,6 +11,8 @@ from .diffusion.training import train
 from .errors import WhenceError
 from .presets import Preset, preset
 from .tid import TID
+from .tide.ranking import lambda_rank_loss
+from .tide.student import TIDE
 
 __version__ = "0.1.0"
 
@@ -17,7 +20,9 @@ __all__ = [
     "DDPM",
     "EDM",
     "TID",
+    "TIDE",
     "Attribution",
+    "Bank",
     "Coverage",
     "Denoiser",
     "Draw",
@@ -28,6 +33,7 @@ __all__ = [
     "VPrediction",
     "WhenceError",
     "data",
+    "lambda_rank_loss",
     "models",
     "preset",
     "sample",

@@ -5,7 +5,8 @@ Scores come in chunks of training items; what is kept is the best and the worst 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -37,19 +38,22 @@ class Ranking:
         self._best: tuple[Tensor, Tensor] | None = None  # scores and indices, each [Q, <= k]
         self._worst: tuple[Tensor, Tensor] | None = None
 
-    def add(self, start: int, scores: Tensor) -> None:
-        """Take the scores [Q, n] of training items start, start + 1, ..."""
-        indices = torch.arange(start, start + scores.shape[1], device=scores.device).expand(scores.shape)
+    def add(self, indices: Tensor, scores: Tensor) -> None:
+        """Take the scores [Q, n] of training items with these indices [n], ascending and above all that came before."""
         self._best = self._merged(self._best, scores, indices, descending=True)
         self._worst = self._merged(self._worst, scores, indices, descending=False)
 
     def _merged(
         self, kept: tuple[Tensor, Tensor] | None, scores: Tensor, indices: Tensor, descending: bool
     ) -> tuple[Tensor, Tensor]:
-        if kept is not None:  # kept ones first: they have the smaller indices, and the sort is stable
-            scores, indices = torch.cat([kept[0], scores], 1), torch.cat([kept[1], indices], 1)
-        scores, order = scores.sort(dim=1, descending=descending, stable=True)
-        return scores[:, : self.top_k], indices.gather(1, order[:, : self.top_k])
+        columns = _first(scores, min(self.top_k, scores.shape[1]), descending)
+        ends, found = scores.gather(1, columns), indices[columns]
+        if kept is None:
+            return ends, found
+        # kept ones first: they have the smaller indices, and the sort is stable
+        ends, found = torch.cat([kept[0], ends], 1), torch.cat([kept[1], found], 1)
+        ends, order = ends.sort(dim=1, descending=descending, stable=True)
+        return ends[:, : self.top_k], found.gather(1, order[:, : self.top_k])
 
     def result(self) -> Attribution:
         """The ranking's two ends."""
@@ -59,3 +63,18 @@ class Ranking:
         below = torch.arange(self.count - 1, self.count - 1 - self.top_k, -1, dtype=torch.float32)
         percentiles = (100 * below / max(1, self.count - 1)).expand(scores.shape)
         return Attribution(indices.cpu(), scores.cpu(), percentiles.clone(), least_indices.cpu(), least.cpu())
+
+
+def _first(scores: Tensor, count: int, descending: bool) -> Tensor:
+    """The columns of each row's first `count` scores, in order, equal scores from left to right: [Q, count]."""
+    ends, columns = scores.topk(count, dim=1, largest=descending)
+    reached = scores >= ends[:, -1:] if descending else scores <= ends[:, -1:]
+    if count < scores.shape[1] and bool((reached.sum(1) > count).any()):  # a tie across the cut: topk takes any of them
+        return scores.sort(dim=1, descending=descending, stable=True).indices[:, :count]
+    columns = columns.sort(dim=1).values
+    return columns.gather(1, scores.gather(1, columns).sort(dim=1, descending=descending, stable=True).indices)
+
+
+def joined(parts: Sequence[Attribution]) -> Attribution:
+    """The attributions of one group of queries after the other, as one."""
+    return Attribution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Attribution)))

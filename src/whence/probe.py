@@ -15,6 +15,7 @@ from torch import Tensor
 from .data.items import Cond, map_cond
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draws, independent_draw
+from .diffusion.taps import Streams
 from .errors import WhenceError
 from .factors.capture import Capture
 from .factors.kernel import Normalize
@@ -74,9 +75,9 @@ class Probe:
         self._capture = Capture(denoiser)
         self.blocks = self._capture.blocks
 
-    def compile(self, batch: int) -> None:
-        """Run batches of this size compiled from now on."""
-        self._capture.compile(batch, self.dtype)
+    def compile(self, batch: int, tapped: bool = False) -> None:
+        """Run batches of this size compiled from now on; `tapped`: those that are asked for their streams."""
+        self._capture.compile(batch, self.dtype, tapped=tapped)
 
     @property
     def network_dtype(self) -> torch.dtype:
@@ -98,8 +99,20 @@ class Probe:
         sigma, noise = torch.stack([draw.sigma for draw in own]), torch.stack([draw.noise for draw in own])
         return self.at(x, cond, sigma, noise, consume, slope)
 
-    def at(self, x: Tensor, cond: Cond, sigma: Tensor, noise: Tensor, consume: Consume, slope: Slope | None = None) -> Tensor:
-        """A batch x [B, C, H, W] at the given sigma and noise; `slope` replaces the target's gradient at the output."""
+    def at(
+        self,
+        x: Tensor,
+        cond: Cond,
+        sigma: Tensor,
+        noise: Tensor,
+        consume: Consume,
+        slope: Slope | None = None,
+        streams: Streams | None = None,
+    ) -> Tensor:
+        """A batch x [B, C, H, W] at the given sigma and noise.
+
+        `slope` replaces the target's gradient at the output; `streams`, an empty list, is filled with the blocks' activations.
+        """
         process, target = self.denoiser.process, self.options.target
         noise = noise.to(x.dtype).to(x.device, non_blocking=True)
 
@@ -117,7 +130,7 @@ class Probe:
                 consume(block, Factors(None if a is None else a.to(self.dtype), b.to(self.dtype)))
 
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            output = self._capture.run(process.add_noise(x, sigma, noise), sigma, cond, slope or cotangent, cast)
+            output = self._capture.run(process.add_noise(x, sigma, noise), sigma, cond, slope or cotangent, cast, streams)
         if self.options.correction is None:
             return output.new_zeros(())
         return (

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,14 @@ class Pace:
         yield
         self._written = time.monotonic()
         self._cost = self._written - started
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number that tells damaged bytes from whole ones, at gigabytes a second."""
+    total = 0
+    for tensor in tensors:
+        total = zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, total)
+    return total
 
 
 def fingerprint(*parts: Any) -> str:

@@ -19,6 +19,7 @@ from .attribution import Attribution, Ranking
 from .data.items import Cond, Dataset, collate, item_shape, length, map_cond
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draw, Draws, resampled_cotangent
+from .diffusion.taps import Streams
 from .errors import WhenceError
 from .factors.curvature import Moments
 from .factors.kernel import Normalize, Roots, Side, choose, compare, gram, own_kernel, plain_side, preconditioned_side, weights
@@ -102,7 +103,7 @@ class TID:
         start, size = 0, self._micro_batch(dataset, batch_size)
         identity: dict[str, Any] = {}
         if progress_file is not None:
-            identity = {**self._identity(), "images": len(chosen), "data": fingerprint([dataset[int(i)] for i in chosen[:16]])}
+            identity = {**self.identity(), "images": len(chosen), "data": fingerprint([dataset[int(i)] for i in chosen[:16]])}
             check_folder(progress_file.parent)
             if progress_file.exists():
                 tensors, header = load(progress_file)
@@ -167,22 +168,34 @@ class TID:
         x, cond = self._queries(queries)
         ranking = Ranking(top_k, length(dataset))
         for start, scores in self._stream(x, cond, dataset, batch_size):
-            ranking.add(start, scores)
+            ranking.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
         return ranking.result()
 
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
         """tau within a batch x [B, C, H, W] at one draw, [B, B], symmetric, on the device."""
+        return self._pairwise(x, draw, cond, None)
+
+    def pairwise_and_streams(self, x: Tensor, draw: Draw, cond: Cond = None) -> tuple[Tensor, Streams]:
+        """`pairwise`, and the activations of the denoiser's blocks, of one and the same pass."""
+        streams: Streams = []
+        return self._pairwise(x, draw, cond, streams), streams
+
+    def compile_pairwise(self, batch: int) -> None:
+        """Run `pairwise_and_streams` of batches of this size compiled from now on."""
+        self._probe.compile(batch, tapped=True)
+
+    def _pairwise(self, x: Tensor, draw: Draw, cond: Cond, streams: Streams | None) -> Tensor:
         roots, normalize = self._fitted(), self.options.normalize
         self._check_shape(tuple(x.shape[1:]), "the batch")
         x = x.to(self.denoiser.device, self._probe.network_dtype)
         if self._compile:
-            self._probe.compile(len(x))
+            self._probe.compile(len(x), tapped=streams is not None)
         kernel = torch.zeros(len(x), len(x), device=x.device, dtype=torch.promote_types(self._probe.dtype, torch.float32))
 
         def consume(block: Block, factors: Factors) -> None:
             kernel.add_(gram(block, factors, weights(block, factors, normalize), roots[block.name]))
 
-        self._probe.at(x, cond, draw.sigma, draw.noise, consume)
+        self._probe.at(x, cond, draw.sigma, draw.noise, consume, streams=streams)
         return kernel**2
 
     def _stream(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Iterator[tuple[int, Tensor]]:
@@ -260,7 +273,7 @@ class TID:
         draws = {"shape": list(self.draws.shape), "count": len(self.draws), "seed": self.draws.seed}
         header = {
             "kind": "tid",
-            "identity": self._identity(),
+            "identity": self.identity(),
             "options": dataclasses.asdict(self.options),
             "draws": draws,
             "observations": self.observations,
@@ -278,7 +291,7 @@ class TID:
         shape = tuple(header["draws"]["shape"])
         draws = Draws(denoiser.process, shape, header["draws"]["count"], header["draws"]["seed"])
         tid = cls(denoiser, draws, **header["options"], memory=memory)
-        differs = differing(header["identity"], tid._identity())
+        differs = differing(header["identity"], tid.identity())
         if differs:
             raise WhenceError(f"{path} was made for another model: {differs}")
         tid.observations = header["observations"]
@@ -290,7 +303,7 @@ class TID:
         tid._roots = tid._moments.roots(tid.options.damping, tid._probe.dtype)
         return tid
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What the curvature belongs to."""
         network = self.denoiser.network
         return {

@@ -6,24 +6,21 @@ exactly, and a counterfactual run that leaves images out shares every other numb
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import inspect
 import math
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..data.items import Cond, Dataset, length
 from ..errors import WhenceError
+from ..interrupt import deferred_interrupt
 from ..progress import bar
 from ..store import fingerprint
 from .augment import random_flip, random_warp
@@ -132,8 +129,9 @@ def train(
             "keep": None if kept is None or usable == count else fingerprint(kept),
             **dataclasses.asdict(settings),
         }
-        checkpoint = Checkpoint(Path(store), model, average, optimizer, identity)
-    start = checkpoint.read() if checkpoint else 0
+        path = Path(store) / "training.safetensors"
+        checkpoint = Checkpoint(path, {"network": model, "average": average}, optimizer, identity)
+    start = checkpoint.read()[0] if checkpoint else 0
     if start > steps:
         raise WhenceError(f"the run in {store} is already {start} steps long, not {steps}; choose another store")
     if start == steps:
@@ -147,7 +145,7 @@ def train(
     devices = [device] if device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=devices),
-        _deferred_interrupt() as interrupted,
+        deferred_interrupt() as interrupted,
         bar(steps, "training", initial=start) as progress,
     ):
         losses = _Losses(device, checkpoint)
@@ -261,27 +259,6 @@ class _Losses:
         if self._checkpoint.step == 0:
             return "lower lr; there was no checkpoint yet"
         return f"lower lr; the last good checkpoint is {self._checkpoint.path}, of step {self._checkpoint.step}"
-
-
-@contextlib.contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of the step, so that the checkpoint it leaves is whole; a second one does not wait."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    asked = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-
-    def ask(*_: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _check_takes_bit(network: nn.Module, call: Call | None) -> None:

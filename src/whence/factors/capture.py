@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..data.items import Cond
 from ..diffusion.denoiser import Denoiser
+from ..diffusion.taps import Streams, Taps, listening
 from ..errors import WhenceError
 from .layers import Block, Factors, LayerKind, kind_of
 
@@ -42,10 +43,18 @@ class Capture:
         """All blocks, in the network's order."""
         return tuple(block for name, (module, kind) in self._layers.items() for block in kind.blocks(name, module))
 
-    def compile(self, batch: int, dtype: torch.dtype, backend: str = "inductor") -> None:
-        """From now on, run batches of this size compiled, with inputs handed over in a precision; others stay eager."""
-        if self._compiled is None or self._compiled.batch != batch:
-            self._compiled = _Compiled(self.denoiser, self._layers, self._changed, batch, dtype, backend)
+    @cached_property
+    def _taps(self) -> Taps:
+        return Taps(self.denoiser)
+
+    def compile(self, batch: int, dtype: torch.dtype, backend: str = "inductor", tapped: bool = False) -> None:
+        """From now on, run batches of this size compiled, with inputs handed over in a precision; others stay eager.
+
+        `tapped`: for passes that hand over the blocks' streams as well.
+        """
+        if self._compiled is None or (self._compiled.batch, self._compiled.tapped) != (batch, tapped):
+            taps = self._taps if tapped else None
+            self._compiled = _Compiled(self.denoiser, self._layers, self._changed, taps, batch, dtype, backend)
 
     def run(
         self,
@@ -54,13 +63,18 @@ class Capture:
         cond: Cond,
         cotangent: Callable[[Tensor], Tensor],
         consume: Consume,
+        streams: Streams | None = None,
     ) -> Tensor:
         """Back-propagate cotangent(output) and call `consume` with each block and its factors; returns the output.
 
-        Layers come in no particular order; one that the backward pass never reaches does not come.
+        Layers come in no particular order; one that the backward pass never reaches does not come. `streams`, an empty list, is
+        filled with the activations of the denoiser's blocks in the same pass.
         """
-        if self._compiled is not None and len(x_sigma) == self._compiled.batch:
-            output, recorded = self._compiled.run(x_sigma, sigma, cond, cotangent)
+        tapped = streams is not None
+        if self._compiled is not None and (len(x_sigma), tapped) == (self._compiled.batch, self._compiled.tapped):
+            output, recorded, heard = self._compiled.run(x_sigma, sigma, cond, cotangent)
+            if streams is not None:
+                streams.extend(heard)
             while recorded:
                 name, partial = recorded.popitem()
                 if partial.reached:
@@ -92,12 +106,14 @@ class Capture:
                 self._hand_over(name, calls.pop(name), consume)
 
         with self.denoiser.frozen(), torch.enable_grad():
-            with _hooked(self._layers, entered):
+            with _hooked(self._layers, entered), listening(self._taps if tapped else None) as heard:
                 output = self.denoiser(x_sigma.detach(), sigma, cond)
             changed = {name for name, record in calls.items() if record.changed}
             if changed:  # what was kept is no longer what the layer saw: once more, with copies
                 self._changed |= changed
-                return self.run(x_sigma, sigma, cond, cotangent, consume)
+                return self.run(x_sigma, sigma, cond, cotangent, consume, streams)
+            if streams is not None:
+                streams.extend(heard)
             if not anchors:
                 raise WhenceError("no tracked layer took part in the network's forward pass")
             torch.autograd.grad(output, anchors, cotangent(output.detach()), allow_unused=True)
@@ -121,33 +137,34 @@ class _Compiled:
         denoiser: Denoiser,
         layers: dict[str, tuple[nn.Module, LayerKind]],
         changed: set[str],
+        taps: Taps | None,
         batch: int,
         dtype: torch.dtype,
         backend: str,
     ) -> None:
         self.denoiser, self.batch, self._layers, self._dtype = denoiser, batch, layers, dtype
-        self._changed = changed
+        self._changed, self._taps, self.tapped = changed, taps, taps is not None
         self._names: list[str] = []  # of the layers, call by call
         self._zeros: list[Tensor] = []  # one for each call's output
         self._inputs: list[Tensor] = []
         self._graph = torch.compile(self._forward, backend=backend, dynamic=False)
 
-    def _forward(self, x_sigma: Tensor, sigma: Tensor, cond: Cond, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _forward(self, x_sigma: Tensor, sigma: Tensor, cond: Cond, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor], Streams]:
         self._inputs, self._zeros = [], zeros
         output = self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
-        return output, self._inputs
+        return output, self._inputs, self._taps.streams if self._taps else []
 
     def run(
         self, x_sigma: Tensor, sigma: Tensor, cond: Cond, cotangent: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, dict[str, _Calls]]:
-        """The output, and every layer's calls with their gradients."""
+    ) -> tuple[Tensor, dict[str, _Calls], Streams]:
+        """The output, every layer's calls with their gradients, and the streams."""
         sigma = self.denoiser.sigma_for(x_sigma, sigma)
         with self.denoiser.frozen(), torch.enable_grad():
             if not self._names:
                 self._measure(x_sigma, sigma, cond)
             zeros = self._zeros
-            with _hooked(self._layers, self._added):
-                output, inputs = self._graph(x_sigma, sigma, cond, zeros)
+            with _hooked(self._layers, self._added), listening(self._taps):
+                output, inputs, streams = self._graph(x_sigma, sigma, cond, zeros)
             grads = torch.autograd.grad(output, zeros, cotangent(output.detach()), allow_unused=True)
         self._zeros, self._inputs = zeros, []
         calls: dict[str, _Calls] = {name: _Calls() for name in self._layers}
@@ -155,7 +172,7 @@ class _Compiled:
             place = calls[name].add(x, zero.shape)
             if grad is not None:
                 calls[name].fill(place, grad)
-        return output.detach(), calls
+        return output.detach(), calls, [stream.detach() for stream in streams]
 
     def _added(self, name: str) -> Callable[..., Tensor]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:

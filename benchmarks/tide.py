@@ -1,0 +1,160 @@
+"""What TIDE costs: a distillation step, an embedding, a query and a search, as ratios taken in one run.
+
+    python benchmarks/tide.py                # CIFAR-10 backbone, batch 128, bf16 on CUDA; a 2.7M-parameter DiT on a CPU
+
+The yardsticks are the compiled forward + backward of the network for a distillation step, its compiled forward for an embedding,
+and generating one image for a query. Banks are of random unit vectors: the time of an exact search does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tid_throughput import Noise, floor, median, stirred
+from torch import Tensor
+
+import whence
+from whence.tide.distill import Learner, Settings, _fresh, _step, fresh_draw
+
+
+class Vectors:
+    """Random unit vectors in the place of embeddings, so that a bank of any size is made in seconds."""
+
+    def __init__(self, tide: whence.TIDE) -> None:
+        self.denoiser, self.draws, self.dim, self._tide = tide.denoiser, tide.draws, tide.dim, tide
+
+    def identity(self) -> dict[str, Any]:
+        return {"student": "random vectors"}
+
+    def embed(self, x: Tensor, cond: Any = None, draws: Any = None) -> Tensor:
+        if len(x) <= 8:  # a query is embedded as it would be
+            return self._tide.embed(x, cond, draws)
+        vectors = torch.randn(len(x), len(self.draws), self.dim, device=self.denoiser.device)
+        return torch.nn.functional.normalize(vectors, dim=2)
+
+
+class Blank:
+    """A training set of so many black images."""
+
+    def __init__(self, count: int, shape: tuple[int, ...]) -> None:
+        self.count, self.x = count, torch.zeros(shape)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.x
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", help="of the banks; 50,000 and 1,000,000 on CUDA, 2,000 on a CPU")
+    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = device.type == "cuda"
+    if cuda:
+        network, batch, dim, hidden = stirred(whence.models.DiT.cifar10().to(device)).eval(), 128, 768, 512
+    else:
+        small = {"image_size": 16, "width": 192, "depth": 5, "heads": 6, "cond_width": 64, "registers": 0, "gelu": "none"}
+        network, batch, dim, hidden = stirred(whence.models.DiT(**small)).eval(), 32, 192, 128
+    sizes = arguments.sizes or ([50_000, 1_000_000] if cuda else [2_000])
+    shape = (network.channels, network.image_size, network.image_size)
+    process, data = whence.EDM(), Noise(2 * batch, shape)
+    denoiser = whence.Denoiser(network, process)
+    draws = whence.Draws(process, shape, count=32)
+    report: dict[str, Any] = {"machine": torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"}
+
+    def note(name: str, **figures: Any) -> None:
+        report[name] = figures
+        shown = {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
+        print(name, ", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
+        if arguments.out:
+            arguments.out.write_text(json.dumps(report, indent=1))
+
+    def in_turns(works: dict[str, Callable[[], Any]]) -> None:
+        for work in works.values():
+            work()
+            work()
+        rounds = [{name: median(work, device, arguments.repeats) for name, work in works.items()} for _ in range(2)]
+        base = next(iter(works))
+        for name in works:
+            note(name, ms=[one[name] for one in rounds], ratio=[one[name] / one[base] for one in rounds])
+
+    # --- a distillation step -----------------------------------------------------------------------------------------
+    tid = whence.TID(denoiser, draws).fit(data, batch_size=batch, samples=16)
+    if cuda:
+        tid.compile_pairwise(batch)
+    learner = Learner(_fresh(tid, data, Settings(1, batch, 5e-5, dim, hidden, 4, 0))).to(device)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-5, fused=True)
+    x, draw = data.x[:batch].to(device), fresh_draw(tid, 0, 0)
+    sigma = draw.sigma.to(device, torch.float32).expand(batch)
+    x_sigma = process.add_noise(x, draw.sigma, draw.noise.to(x))
+    with denoiser.frozen():
+        in_turns(
+            {
+                "forward+backward": _thawed(floor(network, x_sigma, sigma, cuda), network),
+                "pairwise": lambda: tid.pairwise_and_streams(x, draw),
+                "distillation step": lambda: _step(tid, learner, optimizer, x, None, draw),
+            }
+        )
+
+    # --- an embedding ------------------------------------------------------------------------------------------------
+    tide = whence.TIDE(denoiser, draws, learner.embedder)
+    forward = torch.compile(network) if cuda else network
+    if cuda:
+        tide._compiled = torch.compile(tide._forward, dynamic=False)
+    rows = x_sigma.repeat(512 // batch, 1, 1, 1)
+
+    @torch.no_grad()
+    def plain() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+            forward(rows, draw.sigma.to(device, torch.float32).expand(512))
+
+    @torch.no_grad()
+    def embedded() -> None:
+        tide._embedded(rows, draw.sigma.expand(512), None)
+
+    with denoiser.frozen():
+        in_turns({"forward of 512": plain, "embedding of 512": embedded})
+
+    # --- a query -----------------------------------------------------------------------------------------------------
+    query, noise = data.x[:1].to(device), torch.randn(1, *shape, device=device)
+    for size in sizes:
+        started = time.perf_counter()
+        bank = whence.Bank.build(Vectors(tide), Blank(size, shape), batch_size=1024)
+        built = time.perf_counter() - started
+        vectors = tide.embed(query)
+        works: dict[str, Callable[[], Any]] = {
+            f"exact search alone, N = {size:,}": lambda bank=bank, vectors=vectors: bank.nearest(vectors, 8),  # type: ignore[misc]
+            f"warm query, N = {size:,}": lambda bank=bank: bank.search(query, 8),  # type: ignore[misc]
+        }
+        if size == sizes[0]:
+            works = {"generating one image, 32 Heun steps": lambda: whence.sample(denoiser, noise), **works}
+        in_turns(works)
+        note(f"bank of {size:,}", seconds_to_make=built, gib=size * len(draws) * dim * 2 / 2**30)
+        del bank, works
+        if cuda:
+            torch.cuda.empty_cache()
+
+
+def _thawed(work: Callable[[], None], network: torch.nn.Module) -> Callable[[], None]:
+    """The yardstick takes weight gradients: it asks for them itself."""
+
+    def run() -> None:
+        network.requires_grad_(True)
+        work()
+        network.requires_grad_(False)
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""TIDE: TID's rankings, distilled into embeddings of the model's own activations."""

@@ -1,0 +1,55 @@
+"""A model trained on digits and a planted group, with its teacher and student: made once for all claims about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import whence
+from whence.data.items import batches
+
+DIGITS, PLANTED = 600, 50
+
+
+@dataclass(frozen=True)
+class World:
+    """What the claims are about."""
+
+    x: Tensor  # [N, 1, 8, 8]: digits, then the planted group
+    denoiser: whence.Denoiser
+    tid: whence.TID
+    tide: whence.TIDE
+    generated: Tensor  # digits that the model made
+    copies: Tensor  # images of the planted pattern that the model made
+
+    @property
+    def planted(self) -> range:
+        return range(DIGITS, DIGITS + PLANTED)
+
+
+def pattern() -> Tensor:
+    """A chequered ring, which no digit is like, [1, 8, 8]."""
+    row = torch.arange(8)
+    board = ((row[:, None] + row) % 2).float() * 2 - 1
+    board[2:6, 2:6] = -1
+    return board[None]
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    generator = torch.Generator().manual_seed(0)
+    digits = next(batches(whence.data.digits(), DIGITS))[0]
+    planted = (0.9 * pattern() + 0.15 * torch.randn(PLANTED, 1, 8, 8, generator=generator)).clamp(-1, 1)
+    x = torch.cat([digits, planted])
+    settings = whence.preset("digits")
+    network = settings.train(x, steps=1300)  # type: ignore[arg-type]
+    denoiser = whence.Denoiser(network, settings.network().process)
+    made = whence.sample(denoiser, torch.randn(256, 1, 8, 8, generator=generator), steps=18)
+    likeness = torch.cosine_similarity(made.flatten(1), pattern().flatten()[None], dim=1)
+    draws = whence.Draws(denoiser.process, (1, 8, 8), count=6)
+    tid = whence.TID(denoiser, draws).fit(x, samples=400)
+    tide = whence.TIDE.distill(tid, x, epochs=35, batch_size=64, lr=1e-3, dim=96, hidden=128)
+    return World(x, denoiser, tid, tide, made[likeness < 0.5][:12], made[likeness > 0.8][:6])
