@@ -9,22 +9,26 @@ and generating one image for a query. Banks are of random unit vectors: the time
 from __future__ import annotations
 
 import argparse
+import copy
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tid_throughput import Noise, floor, median, stirred
 from torch import Tensor
 
 import whence
-from whence.tide.distill import Learner, Settings, _fresh, _step, fresh_draw
+from tid_throughput import Noise, floor, median, stirred
+from whence.diffusion.taps import Taps
+from whence.shards import Manifest, Shard, Vectors
+from whence.tide.distill import Learner, learn
+from whence.tide.embedder import Embedder
+from whence.tide.student import CHUNK
 
 
-class Vectors:
-    """Random unit vectors in the place of embeddings, so that a bank of any size is made in seconds."""
+class Random:
+    """Random unit vectors in the place of embeddings of a training set; a query is embedded as it would be."""
 
     def __init__(self, tide: whence.TIDE) -> None:
         self.denoiser, self.draws, self.dim, self._tide = tide.denoiser, tide.draws, tide.dim, tide
@@ -33,10 +37,9 @@ class Vectors:
         return {"student": "random vectors"}
 
     def embed(self, x: Tensor, cond: Any = None, draws: Any = None) -> Tensor:
-        if len(x) <= 8:  # a query is embedded as it would be
+        if len(x) == 1:
             return self._tide.embed(x, cond, draws)
-        vectors = torch.randn(len(x), len(self.draws), self.dim, device=self.denoiser.device)
-        return torch.nn.functional.normalize(vectors, dim=2)
+        return torch.nn.functional.normalize(torch.randn(len(x), len(self.draws), self.dim), dim=2)
 
 
 class Blank:
@@ -55,6 +58,7 @@ class Blank:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--parts", nargs="+", default=["step", "embedding", "query"], help="what to measure")
     parser.add_argument("--sizes", type=int, nargs="+", help="of the banks; 50,000 and 1,000,000 on CUDA, 2,000 on a CPU")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     arguments = parser.parse_args()
@@ -88,61 +92,67 @@ def main() -> None:
         for name in works:
             note(name, ms=[one[name] for one in rounds], ratio=[one[name] / one[base] for one in rounds])
 
-    # --- a distillation step -----------------------------------------------------------------------------------------
-    tid = whence.TID(denoiser, draws).fit(data, batch_size=batch, samples=16)
-    if cuda:
-        tid.compile_pairwise(batch)
-    learner = Learner(_fresh(tid, data, Settings(1, batch, 5e-5, dim, hidden, 4, 0))).to(device)
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-5, fused=True)
-    x, draw = data.x[:batch].to(device), fresh_draw(tid, 0, 0)
-    sigma = draw.sigma.to(device, torch.float32).expand(batch)
-    x_sigma = process.add_noise(x, draw.sigma, draw.noise.to(x))
-    with denoiser.frozen():
+    x, draw = data.x[:batch].to(device), draws[16]
+    learner = Learner(Embedder(Taps(denoiser).shapes(x, None), dim, hidden)).to(device)
+    tide = whence.TIDE(denoiser, draws, copy.deepcopy(learner.embedder))
+    if "step" in arguments.parts:
+        tid = whence.TID(denoiser, draws).fit(data, batch_size=batch, samples=16)
+        if cuda:
+            tid.compile_pairwise(batch)
+        optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-5, fused=True)
+        sigma = draw.sigma.to(device, torch.float32).expand(batch)
+        x_sigma = process.add_noise(x, draw.sigma, draw.noise.to(x))
+        with denoiser.frozen():
+            in_turns(
+                {
+                    "forward+backward": _thawed(floor(network, x_sigma, sigma, cuda), network),
+                    "pairwise": lambda: tid.pairwise_and_streams(x, draw),
+                    "distillation step": lambda: learn(tid, learner, optimizer, x, None, draw),
+                }
+            )
+
+    if "embedding" in arguments.parts:
+        forward = torch.compile(network) if cuda else network
+        if cuda:
+            tide._compiled = torch.compile(tide._forward, dynamic=False)
+        rows = torch.randn(CHUNK, *shape, device=device)
+
+        @torch.no_grad()
+        def plain() -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+                forward(rows, draw.sigma.to(device, torch.float32).expand(CHUNK))
+
+        @torch.no_grad()
+        def embedded() -> None:
+            tide._embedded(rows, draw.sigma.expand(CHUNK), None)
+
+        with denoiser.frozen():
+            in_turns({f"forward of {CHUNK}": plain, f"embedding of {CHUNK}": embedded})
+
+    query, noise = data.x[:1].to(device), torch.randn(1, *shape, device=device)
+    for size in sizes if "query" in arguments.parts else []:
+        bank = resident(tide, size) if cuda else whence.Bank.build(Random(tide), Blank(size, shape), batch_size=256)
+        vectors = tide.embed(query)
         in_turns(
             {
-                "forward+backward": _thawed(floor(network, x_sigma, sigma, cuda), network),
-                "pairwise": lambda: tid.pairwise_and_streams(x, draw),
-                "distillation step": lambda: _step(tid, learner, optimizer, x, None, draw),
+                "generating one image, 32 Heun steps": lambda: whence.sample(denoiser, noise),
+                f"exact search alone, N = {size:,}": lambda bank=bank, vectors=vectors: bank.nearest(vectors, 8),  # type: ignore[misc]
+                f"warm query, N = {size:,}": lambda bank=bank: bank.search(query, 8),  # type: ignore[misc]
             }
         )
+        note(f"bank of {size:,}", gib=size * len(draws) * dim * 2 / 2**30)
+        del bank
 
-    # --- an embedding ------------------------------------------------------------------------------------------------
-    tide = whence.TIDE(denoiser, draws, learner.embedder)
-    forward = torch.compile(network) if cuda else network
-    if cuda:
-        tide._compiled = torch.compile(tide._forward, dynamic=False)
-    rows = x_sigma.repeat(512 // batch, 1, 1, 1)
 
-    @torch.no_grad()
-    def plain() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-            forward(rows, draw.sigma.to(device, torch.float32).expand(512))
-
-    @torch.no_grad()
-    def embedded() -> None:
-        tide._embedded(rows, draw.sigma.expand(512), None)
-
-    with denoiser.frozen():
-        in_turns({"forward of 512": plain, "embedding of 512": embedded})
-
-    # --- a query -----------------------------------------------------------------------------------------------------
-    query, noise = data.x[:1].to(device), torch.randn(1, *shape, device=device)
-    for size in sizes:
-        started = time.perf_counter()
-        bank = whence.Bank.build(Vectors(tide), Blank(size, shape), batch_size=1024)
-        built = time.perf_counter() - started
-        vectors = tide.embed(query)
-        works: dict[str, Callable[[], Any]] = {
-            f"exact search alone, N = {size:,}": lambda bank=bank, vectors=vectors: bank.nearest(vectors, 8),  # type: ignore[misc]
-            f"warm query, N = {size:,}": lambda bank=bank: bank.search(query, 8),  # type: ignore[misc]
-        }
-        if size == sizes[0]:
-            works = {"generating one image, 32 Heun steps": lambda: whence.sample(denoiser, noise), **works}
-        in_turns(works)
-        note(f"bank of {size:,}", seconds_to_make=built, gib=size * len(draws) * dim * 2 / 2**30)
-        del bank, works
-        if cuda:
-            torch.cuda.empty_cache()
+def resident(tide: whence.TIDE, size: int) -> whence.Bank:
+    """A bank of random unit vectors that is on the device already, as after a first search."""
+    manifest = Manifest({}, "", size, "float16", len(tide.draws), tide.dim, 1, (Shard(size, 0),))
+    bank = whence.Bank(tide, manifest, None)
+    values = torch.empty(size, len(tide.draws), tide.dim, dtype=torch.float16, device=tide.denoiser.device)
+    for some in values.split(10_000):
+        some.normal_().div_(some.norm(dim=2, keepdim=True))
+    bank._resident = Vectors(values.transpose(0, 1))
+    return bank
 
 
 def _thawed(work: Callable[[], None], network: torch.nn.Module) -> Callable[[], None]:

@@ -75,6 +75,13 @@ def _first(scores: Tensor, count: int, descending: bool) -> Tensor:
     return columns.gather(1, scores.gather(1, columns).sort(dim=1, descending=descending, stable=True).indices)
 
 
+def ranked(scores: Tensor, top_k: int, indices: Tensor | None = None) -> Attribution:
+    """Both ends of whole rows of scores [Q, N], of items 0, 1, ... or of those with these indices [N], ascending."""
+    ranking = Ranking(top_k, scores.shape[1])
+    ranking.add(torch.arange(scores.shape[1], device=scores.device) if indices is None else indices.to(scores.device), scores)
+    return ranking.result()
+
+
 def joined(parts: Sequence[Attribution]) -> Attribution:
     """The attributions of one group of queries after the other, as one."""
     return Attribution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Attribution)))

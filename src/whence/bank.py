@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -21,11 +22,13 @@ from .data.items import Cond, Dataset, collate, item_shape, length
 from .diffusion.batches import data_fingerprint
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draws
+from .diffusion.taps import Streams
 from .errors import WhenceError
 from .memory import free_memory
 from .progress import bar
 from .shards import Dtype, Manifest, Shards, Vectors, Writer, join
 from .store import check_folder, differing, fingerprint
+from .trace import Trace, traced
 
 if TYPE_CHECKING:
     from .approximate import Approximate
@@ -46,6 +49,10 @@ class Student(Protocol):
 
     def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:
         """Unit vectors [B, M, dim] of images x [B, C, H, W] at all draws, or at some; float32, on the denoiser's device."""
+        ...
+
+    def vectors(self, streams: Streams) -> Tensor:
+        """Unit vectors [B, dim] of activations that were listened to."""
         ...
 
     def identity(self) -> dict[str, Any]:
@@ -215,6 +222,17 @@ class Bank:
         """The cosines of vectors [Q, d] with every item at draw m: [Q, N] float32 on the device, columns in order of `ids`."""
         chosen = self._ready([m])
         return torch.cat([scores for _, scores in self._stream(vectors.unsqueeze(1), chosen)], 1)
+
+    def trace(self, denoiser: Denoiser, top_k: int = 8, aligned: bool = True) -> AbstractContextManager[Trace]:
+        """Attribute images while they are generated: `with bank.trace(denoiser) as trace: whence.sample(denoiser, noise)`.
+
+        Args:
+            denoiser: the model, the one that the bank was made with.
+            top_k: how many training items an image gets.
+            aligned: compare the image at the bank's own draws as soon as it has settled, which takes M evaluations of the
+                network in one batch; False: only the sampler's own evaluations, which cost nothing but rank less exactly.
+        """
+        return traced(self, denoiser, top_k, aligned)
 
     def approximate(
         self,

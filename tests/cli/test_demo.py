@@ -25,6 +25,7 @@ def short(monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "digits", brief)
     monkeypatch.setattr(cli_demo, "DRAWS", 2)
     monkeypatch.setattr(cli_demo, "SAMPLES", 32)
+    monkeypatch.setattr(cli_demo, "EPOCHS", 0.1)
 
 
 def test_the_demo_writes_images_and_their_attribution(tmp_path, short):
@@ -35,10 +36,13 @@ def test_the_demo_writes_images_and_their_attribution(tmp_path, short):
     tensors, header = store.load(tmp_path / "out" / "generated.safetensors")
     assert tensors["images"].shape == tensors["noise"].shape == (8, 1, 8, 8)
     about = json.loads((tmp_path / "out" / "attribution.json").read_text())
-    assert [len(image["most_influential"]) for image in about["images"]] == [8] * 8
-    scores = [hit["score"] for hit in about["images"][0]["most_influential"]]
-    assert scores == sorted(scores, reverse=True)
-    assert scores[-1] > about["images"][0]["least_influential"][0]["score"]
+    for method in ("TID", "TIDE"):
+        assert [len(image[method]["most_influential"]) for image in about["images"]] == [8] * 8
+        scores = [hit["score"] for hit in about["images"][0][method]["most_influential"]]
+        assert scores == sorted(scores, reverse=True)
+        assert scores[-1] > about["images"][0][method]["least_influential"][0]["score"]
+    assert -1 <= about["spearman"] <= 1
+    assert f"Spearman {about['spearman']:.2f}" in result.stdout
     assert about["model"]["training_images"] == 1797
     assert header["seed"] == 0
 
@@ -50,7 +54,9 @@ def test_a_second_run_repeats_nothing_and_writes_the_same(tmp_path, short, monke
     from whence.diffusion import training
 
     monkeypatch.setattr(training._Run, "step", None)
-    monkeypatch.setattr(whence.TID, "attribute", None)
+    monkeypatch.setattr(whence.TID, "scores", None)
+    monkeypatch.setattr(whence.TID, "pairwise_and_streams", None)
+    monkeypatch.setattr(whence.bank.Bank, "_fill", None)
     assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
     assert store.load(tmp_path / "generated.safetensors")[0]["images"].equal(first)
 

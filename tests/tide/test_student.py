@@ -94,8 +94,7 @@ def test_distilling_twice_gives_the_same_student_and_another_seed_another() -> N
 def test_the_history_says_how_far_the_student_was() -> None:
     looks = distilled(teacher(), epochs=5).history
     assert [look.step for look in looks] == list(range(1, 31))
-    assert looks[-1].loss < looks[0].loss
-    assert all(-1 <= look.spearman <= 1 for look in looks)
+    assert all(-1 <= look.spearman <= 1 and 0 < look.loss < 1 for look in looks)
 
 
 def test_a_longer_distillation_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_an_embedding_is_a_unit_vector_a_draw_whatever_the_batch(monkeypatch: py
     torch.testing.assert_close(vectors.norm(dim=2), torch.ones(7, 3))
     assert torch.equal(vectors, tide.embed(x))
     torch.testing.assert_close(torch.cat([tide.embed(x[:1]), tide.embed(x[1:])]), vectors, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr("whence.tide.student._CHUNK", 4)
+    monkeypatch.setattr("whence.tide.student.CHUNK", 4)
     torch.testing.assert_close(tide.embed(x), vectors, rtol=1e-4, atol=1e-5)
 
 
@@ -192,7 +191,7 @@ def test_an_embedding_is_the_embedder_applied_to_the_noised_images_activations()
     draw = tide.draws[1]
     with torch.no_grad(), listening(Taps(tide.denoiser)) as streams:
         tide.denoiser(tide.denoiser.process.add_noise(x, draw.sigma, draw.noise), draw.sigma)
-        torch.testing.assert_close(tide.embed(x)[:, 1], tide.embedder(streams), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tide.embed(x)[:, 1], tide.embedder(streams), rtol=1e-4, atol=1e-5)
 
 
 # --- on disk ----------------------------------------------------------------------------------------------------------
@@ -274,6 +273,12 @@ def test_a_distilled_student_ranks_generated_images_as_its_teacher_does(world) -
     )
     assert student >= 0.7
     assert student >= control + 0.1
+
+
+def test_the_student_grew_while_it_was_taught(world) -> None:
+    first, last = world.tide.history[0], world.tide.history[-1]
+    assert last.spearman > first.spearman + 0.1
+    assert last.loss < first.loss
 
 
 def test_teacher_and_student_find_a_planted_source(world) -> None:

@@ -19,6 +19,7 @@ from .discovery import find_blocks, find_layers, named
 from .process import Process
 
 Call = Callable[[nn.Module, Tensor, Tensor, Cond], Tensor]
+Watcher = Callable[[Tensor, Tensor, Cond, Tensor], None]  # of x_sigma, sigma, cond and output
 
 
 class Coverage(NamedTuple):
@@ -61,6 +62,7 @@ class Denoiser:
         self._blocks = None if blocks is None else named(network, blocks, "blocks")
         self._layers = None if layers is None else named(network, layers, "layers")
         self._frozen = False
+        self._watchers: list[Watcher] = []
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
@@ -83,15 +85,26 @@ class Denoiser:
 
     def __call__(self, x_sigma: Tensor, sigma: Tensor | float, cond: Cond = None) -> Tensor:
         """The output at noised images x_sigma [B, C, H, W] and noise level sigma, [] or [B]: same shape as x_sigma."""
-        sigma = self.sigma_for(x_sigma, sigma)
+        level = self.process.check(sigma)
         with self.frozen():
-            output = self.call(self.network, x_sigma, sigma, cond)
+            output = self.call(self.network, x_sigma, self.sigma_for(x_sigma, level), cond)
         if output.shape != x_sigma.shape:
             raise WhenceError(
                 f"{type(self.network).__name__} made {tuple(output.shape)} of {tuple(x_sigma.shape)}; "
                 "an output has its input's shape: adapt the network with call="
             )
+        for watcher in self._watchers:
+            watcher(x_sigma, level, cond, output)
         return output
+
+    @contextlib.contextmanager
+    def watched(self, watcher: Watcher) -> Iterator[None]:
+        """Inside, `watcher` is told of every evaluation, once it is done."""
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
 
     def sigma_for(self, x_sigma: Tensor, sigma: Tensor | float) -> Tensor:
         """sigma as the network takes it: checked, one for each image, where the images are."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,25 +21,27 @@ def image_row(path: str | os.PathLike[str], images: Tensor, captions: Sequence[s
     _write(figure, path)
 
 
-def attribution_rows(
-    path: str | os.PathLike[str],
-    queries: Tensor,
-    most: Tensor,
-    least: Tensor,
-    captions: Sequence[tuple[Sequence[str], Sequence[str]]],
-    title: str,
-) -> None:
-    """A row for each query: the query, its most influential training images, and its least influential ones.
+class Found(NamedTuple):
+    """What one method found for each query."""
 
-    Queries are [Q, C, H, W] in [-1, 1], the others [Q, k, C, H, W]; `captions` has those of both for each query.
-    """
-    count, k = most.shape[:2]
-    figure, axes = _canvas(count, 2 * k + 3, f"{title}\n\n", ratios=[1, 0.3, *[1] * k, 0.3, *[1] * k])
-    for row, line in enumerate(axes):
-        _show(line[0], queries[row], "")
+    most: Tensor  # training images [Q, k, C, H, W], most influential first
+    least: Tensor  # likewise, least influential first
+    captions: Sequence[tuple[Sequence[str], Sequence[str]]]  # of both, for each query
+
+
+def attribution_rows(path: str | os.PathLike[str], queries: Tensor, methods: Mapping[str, Found], title: str) -> None:
+    """For each query [Q, C, H, W] in [-1, 1] a row for each method: its most and its least influential training images."""
+    k = next(iter(methods.values())).most.shape[1]
+    rows = [(query, name) for query in range(len(queries)) for name in methods]
+    figure, axes = _canvas(len(rows), 2 * k + 3, f"{title}\n\n", ratios=[1, 0.6, *[1] * k, 0.3, *[1] * k])
+    for line, (query, name) in zip(axes, rows, strict=True):
+        found = methods[name]
+        if name == next(iter(methods)):
+            _show(line[0], queries[query], "")
+        line[1].text(0.9, 0.5, name, ha="right", va="center", fontsize=9)
         for place in range(k):
-            _show(line[2 + place], most[row, place], captions[row][0][place])
-            _show(line[3 + k + place], least[row, place], captions[row][1][place])
+            _show(line[2 + place], found.most[query, place], found.captions[query][0][place])
+            _show(line[3 + k + place], found.least[query, place], found.captions[query][1][place])
     for place, words in ((0, "generated"), (2, "most influential training images"), (3 + k, "least influential")):
         heading = axes[0][place].annotate(words, (0, 1.35), xycoords="axes fraction", fontsize=9, annotation_clip=False)
         heading.set_in_layout(False)  # it may run over the columns to its right

@@ -116,7 +116,7 @@ def distill(
         bar(steps * settings.batch_size, "distilling", "image", initial=start * settings.batch_size) as progress,
     ):
         for step, (x, cond) in zip(range(start, steps), feed.batches(range(start, steps)), strict=True):
-            losses += _step(tid, learner, optimizer, x, cond, fresh_draw(tid, settings.seed, step))
+            losses += learn(tid, learner, optimizer, x, cond, fresh_draw(tid, settings.seed, step))
             since += 1
             progress.update(settings.batch_size)
             last = step + 1 == steps or interrupted()
@@ -143,7 +143,7 @@ def fresh_draw(tid: TID, seed: int, step: int) -> Draw:
     return Draw(tid.draws.sigmas[level], torch.randn(tid.draws.shape, generator=generator))
 
 
-def _step(tid: TID, learner: Learner, optimizer: torch.optim.Optimizer, x: Tensor, cond: Cond, draw: Draw) -> Tensor:
+def learn(tid: TID, learner: Learner, optimizer: torch.optim.Optimizer, x: Tensor, cond: Cond, draw: Draw) -> Tensor:
     """One batch, one draw, one pass, one update; the loss, on the device."""
     tau, streams = tid.pairwise_and_streams(x, draw, cond)
     with torch.enable_grad():

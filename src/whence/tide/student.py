@@ -24,7 +24,7 @@ from ..tid import TID
 from .distill import Look, Settings, distill
 from .embedder import Embedder
 
-_CHUNK = 512  # noised images in one evaluation of the network
+CHUNK = 512  # noised images in one evaluation of the network
 _WORTH = 200  # evaluations that repay compiling
 
 
@@ -83,7 +83,7 @@ class TIDE:
         places = torch.arange(len(chosen) * count)
         parts = []
         with self.denoiser.frozen():
-            for some in places.split(_CHUNK):
+            for some in places.split(CHUNK):
                 item = (some % count).to(like.device, non_blocking=True)
                 draw = chosen[some // count]
                 noise = self.draws.noises[draw].to(like.dtype).to(like.device, non_blocking=True)
@@ -92,6 +92,7 @@ class TIDE:
                 parts.append(self._embedded(x_sigma, self.draws.sigmas[draw], rows))
         return torch.cat(parts).unflatten(0, (len(chosen), count)).transpose(0, 1)
 
+    @torch.no_grad()
     def vectors(self, streams: Streams) -> Tensor:
         """Unit vectors of activations that somebody has listened to: [B, dim]."""
         vectors: Tensor = self.embedder(streams)
@@ -99,7 +100,7 @@ class TIDE:
 
     def _embedded(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         sigma = self.denoiser.sigma_for(x_sigma, sigma)
-        forward = self._compiled if self._compiled is not None and len(x_sigma) == _CHUNK else self._forward
+        forward = self._compiled if self._compiled is not None and len(x_sigma) == CHUNK else self._forward
         with torch.autocast(x_sigma.device.type, torch.bfloat16, enabled=x_sigma.is_cuda), listening(self._taps):
             streams = forward(x_sigma, sigma, cond)
         return self.vectors(streams).float()
@@ -112,7 +113,7 @@ class TIDE:
         self, dataset: Dataset, folder: str | os.PathLike[str] | None = None, dtype: Dtype = "float16", batch_size: int = 64
     ) -> Bank:
         """The bank of a training set's embeddings, kept in a folder or, without one, in memory."""
-        evaluations = length(dataset) * len(self.draws) / _CHUNK
+        evaluations = length(dataset) * len(self.draws) / CHUNK
         if self.denoiser.device.type == "cuda" and evaluations >= _WORTH and self._compiled is None:
             self._compiled = torch.compile(self._forward, dynamic=False)
         return Bank.build(self, dataset, folder, dtype, batch_size)
