@@ -34,7 +34,7 @@ COUNT = 8  # images to generate
 TOP_K = 8
 DRAWS = 8
 SAMPLES = 600  # training images that estimate the curvature
-EPOCHS = 16  # of distillation
+EPOCHS = 12  # of distillation
 
 
 def run_demo(out: Path, seed: int) -> None:
