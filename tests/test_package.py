@@ -53,9 +53,10 @@ def test_the_readme_s_example_runs(tmp_path, monkeypatch):
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
+    names: dict[str, object] = {}  # a block goes on from the one before
     for block in blocks:
         assert len(block.strip().splitlines()) <= 10
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, "README.md", "exec"), names)
 
 
 def test_the_readme_names_the_two_commands():
