@@ -71,6 +71,8 @@ class Trace:
         if x_sigma is self._last:
             return  # guidance asks again without the condition
         self._last = x_sigma
+        if sigma.ndim:
+            raise WhenceError("a trace follows whence.sample, where all images have one sigma at a time")
         noise_level = float(self._denoiser.process.noise_level(sigma))
         if noise_level > self._level * (1 + 1e-6):
             raise WhenceError("a trace follows one call of sample: open another one for the next images")

@@ -177,8 +177,23 @@ def test_an_embedding_is_a_unit_vector_a_draw_whatever_the_batch(monkeypatch: py
     torch.testing.assert_close(vectors.norm(dim=2), torch.ones(7, 3))
     assert torch.equal(vectors, tide.embed(x))
     torch.testing.assert_close(torch.cat([tide.embed(x[:1]), tide.embed(x[1:])]), vectors, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr("whence.tide.student.CHUNK", 4)
+    monkeypatch.setattr(tide, "_chunk", 4)
     torch.testing.assert_close(tide.embed(x), vectors, rtol=1e-4, atol=1e-5)
+
+
+def test_a_device_too_small_for_a_large_batch_gets_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    tide, x, sizes = distilled(teacher()), Noise(7).x, []
+    expected, embedded = tide.embed(x), tide._embedded
+
+    def small(x_sigma: torch.Tensor, *rest: object) -> torch.Tensor:
+        sizes.append(len(x_sigma))
+        if len(x_sigma) > 5:
+            raise torch.OutOfMemoryError
+        return embedded(x_sigma, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tide, "_embedded", small)
+    torch.testing.assert_close(tide.embed(x), expected, rtol=1e-4, atol=1e-5)
+    assert sizes[:5] == [21, 21, 16, 8, 4]
 
 
 def test_embedding_at_some_draws_is_slicing() -> None:
@@ -249,6 +264,8 @@ def test_a_teacher_that_was_not_fitted_is_refused() -> None:
 def test_images_of_another_shape_are_refused() -> None:
     with pytest.raises(whence.WhenceError, match=r"shape \(1, 9, 9\), the draws \(1, 8, 8\)"):
         distilled(teacher()).embed(torch.zeros(2, 1, 9, 9))
+    with pytest.raises(whence.WhenceError, match="no images"):
+        distilled(teacher()).embed(torch.zeros(0, 1, 8, 8))
 
 
 def test_a_learning_rate_that_breaks_the_student_is_said() -> None:

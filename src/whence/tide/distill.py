@@ -91,13 +91,17 @@ def distill(
         {"params": [learner.log_scale], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=0.01, fused=True)
-    checkpoint, start, looks = None, 0, []
+    checkpoint, start = None, 0
+    looks: list[Look] = []
+    losses, since = torch.zeros((), device=device), 0  # the sum since the last look, and over how many steps
     if store is not None:
-        identity = {**asdict(settings), **tid.identity(), "data": data_fingerprint(dataset)}
+        curvature = {"damping": tid.options.damping, "observations": tid.observations}
+        identity = {**asdict(settings), **tid.identity(), **curvature, "data": data_fingerprint(dataset)}
         del identity["epochs"]  # a longer distillation goes on from a shorter one
         checkpoint = Checkpoint(Path(store) / "distillation.safetensors", {"learner": learner}, optimizer, identity)
         start, notes = checkpoint.read()
-        looks = [Look(*values) for values in notes or ()]
+        if notes is not None:
+            looks, losses, since = [Look(*values) for values in notes["looks"]], losses + notes["losses"], notes["since"]
     if start > steps:
         raise WhenceError(f"the distillation in {store} is already {start} steps long, not {steps}; choose another store")
     if start == steps:
@@ -108,8 +112,6 @@ def distill(
     exam = _Exam(tid, dataset, shuffled[:held]) if held else None
     feed = Feed(_FixedViews(dataset), order, device)
     every = max(1, steps // _LOOKS)
-    losses = torch.zeros((), device=device)
-    since = 0
     with (
         tid.denoiser.frozen(),
         deferred_interrupt() as interrupted,
@@ -129,8 +131,9 @@ def distill(
                     looks.append(Look(step + 1, mean, exam.spearman(learner.embedder) if exam else math.nan))
                     losses, since = torch.zeros_like(losses), 0
                     progress.set_postfix_str(f"loss {mean:.4f}, Spearman {looks[-1].spearman:.3f}", refresh=False)
-                if checkpoint is not None and (last or (due and checkpoint.pace.due)):
-                    checkpoint.write(step + 1, [[look.step, look.loss, look.spearman] for look in looks])
+                if checkpoint is not None and (last or checkpoint.pace.due):
+                    values = [[look.step, look.loss, look.spearman] for look in looks]
+                    checkpoint.write(step + 1, {"looks": values, "losses": float(losses), "since": since})
             if last and step + 1 < steps:
                 raise KeyboardInterrupt
     return learner.embedder, tuple(looks)

@@ -24,7 +24,7 @@ from ..tid import TID
 from .distill import Look, Settings, distill
 from .embedder import Embedder
 
-CHUNK = 512  # noised images in one evaluation of the network
+CHUNK = 512  # noised images in one evaluation of the network on a GPU; an eighth on a CPU, whose caches are small
 _WORTH = 200  # evaluations that repay compiling
 
 
@@ -43,6 +43,7 @@ class TIDE:
         self.dim = embedder.dim
         self._taps = Taps(denoiser)
         self._compiled: Any = None
+        self._chunk = CHUNK if denoiser.device.type == "cuda" else CHUNK // 8
 
     @classmethod
     def distill(
@@ -79,17 +80,26 @@ class TIDE:
         chosen = torch.arange(len(self.draws)) if draws is None else torch.as_tensor(list(draws))
         like, count = next(self.denoiser.network.parameters()), len(x)
         x, cond = x.to(like), map_cond(cond, lambda value: value.to(like.device))
-        # draw after draw, all images each: a batch may hold several draws, so that one query is one evaluation
-        places = torch.arange(len(chosen) * count)
-        parts = []
+        if count == 0:
+            raise WhenceError("there are no images to embed: give at least one")
+
+        def part(some: Tensor) -> Tensor:
+            item, draw = (some % count).to(like.device, non_blocking=True), chosen[some // count]
+            noise = self.draws.noises[draw].to(like.dtype).to(like.device, non_blocking=True)
+            x_sigma = self.denoiser.process.add_noise(x[item], self.draws.sigmas[draw], noise)
+            return self._embedded(x_sigma, self.draws.sigmas[draw], map_cond(cond, lambda value: value[item]))
+
+        # draw after draw, all images each: an evaluation may hold several draws, so that one query is one evaluation
+        places, parts = torch.arange(len(chosen) * count), []
         with self.denoiser.frozen():
-            for some in places.split(CHUNK):
-                item = (some % count).to(like.device, non_blocking=True)
-                draw = chosen[some // count]
-                noise = self.draws.noises[draw].to(like.dtype).to(like.device, non_blocking=True)
-                x_sigma = self.denoiser.process.add_noise(x[item], self.draws.sigmas[draw], noise)
-                rows = map_cond(cond, lambda value, item=item: value[item])  # type: ignore[misc]
-                parts.append(self._embedded(x_sigma, self.draws.sigmas[draw], rows))
+            while len(places):
+                try:
+                    parts.append(part(places[: self._chunk]))
+                    places = places[self._chunk :]
+                except torch.OutOfMemoryError:
+                    if self._chunk == 1:
+                        raise
+                    self._chunk //= 2  # a large network on a small device
         return torch.cat(parts).unflatten(0, (len(chosen), count)).transpose(0, 1)
 
     @torch.no_grad()
