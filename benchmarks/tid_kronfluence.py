@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import whence
 from whence.factors.curvature import Moments
 from whence.tid import TID
+from whence.tide.ranking import spearman
 
 BATCH = 32
 PHASES = ("fit", "invert", "score")
@@ -131,12 +132,6 @@ def median(runs: list[Seconds], *phases: str) -> float:
     return float(torch.tensor([sum(run[phase] for phase in phases) for run in runs]).median())
 
 
-def spearman(one: Tensor, other: Tensor) -> float:
-    """The rank correlation over the training images, mean over queries."""
-    ranks = [scores.argsort(1).argsort(1).double() for scores in (one, other)]
-    return float(torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(*ranks, strict=True)]).mean())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=128, help="training images")
@@ -181,7 +176,8 @@ def main() -> None:
     for label, like_whence in (("as they are", False), ("kronfluence damped as whence", True)):
         kernel = with_kronfluence(layers, train, queries, like_whence)[1]
         difference = float((tau.sqrt() - kernel.abs()).norm() / kernel.norm())
-        print(f"  {label:30} kernels differ by {difference:.1e}, rank correlation {spearman(tau, kernel**2):.4f} a query")
+        correlation = float(spearman(tau, kernel**2).mean())
+        print(f"  {label:30} kernels differ by {difference:.1e}, rank correlation {correlation:.4f} a query")
 
 
 if __name__ == "__main__":

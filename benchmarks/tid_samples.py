@@ -18,12 +18,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 import whence
-
-
-def spearman(one: Tensor, other: Tensor) -> Tensor:
-    """Rank correlation of each row, [Q]."""
-    ranks = [(scores.argsort(1).argsort(1).double() - (scores.shape[1] - 1) / 2) for scores in (one, other)]
-    return (ranks[0] * ranks[1]).sum(1) / (ranks[0] ** 2).sum(1).sqrt() / (ranks[1] ** 2).sum(1).sqrt()
+from whence.tide.ranking import shared_top, spearman
 
 
 def main() -> None:
@@ -76,10 +71,7 @@ def main() -> None:
         if samples == len(data):
             for few_samples, found in scores.items():
                 agreement = spearman(found, scores[samples])
-                top = max(1, arguments.scored // 50)
-                best = [set(row.topk(top).indices.tolist()) for row in scores[samples]]
-                shared = [len(a & set(row.topk(top).indices.tolist())) / top for a, row in zip(best, found, strict=True)]
-                overlap = sum(shared) / len(shared)
+                overlap = float(shared_top(found, scores[samples]).mean())
                 figures = {"mean": float(agreement.mean()), "least": float(agreement.min()), "top_2_percent_shared": overlap}
                 note(**{f"spearman_{few_samples}": figures})
 

@@ -15,23 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import Subset
 
 import whence
 from whence.diffusion.taps import Taps
 from whence.store import load, save
 from whence.tide.embedder import Embedder
-from whence.tide.ranking import spearman
+from whence.tide.ranking import shared_top, spearman
 
 SIZE: dict[str, Any] = {"width": 384, "depth": 8, "heads": 6, "patch": 4, "registers": 4, "cond_width": 128, "dropout": 0.0}
-
-
-def overlap(one: Tensor, other: Tensor, share: float = 0.02) -> float:
-    """How much of the top 2 % two score matrices [Q, N] share, mean over queries."""
-    top = max(1, round(share * one.shape[1]))
-    best = [scores.topk(top, 1).indices for scores in (one, other)]
-    return float(torch.stack([torch.isin(a, b).float().mean() for a, b in zip(*best, strict=True)]).mean())
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
@@ -130,7 +122,7 @@ def main() -> None:
         growth[str(steps)] = {
             "spearman": float(agreement.mean()),
             "least": float(agreement.min()),
-            "top_2_percent_shared": overlap(rho, tau[:, chosen]),
+            "top_2_percent_shared": float(shared_top(rho, tau[:, chosen]).mean()),
             "held_out": tide.history[-1].spearman if tide.history else None,
             "seconds": seconds,
         }
@@ -152,10 +144,10 @@ def main() -> None:
             "spearman": float(agreement.mean()),
             "least": float(agreement.min()),
             "standard_deviation": float(agreement.std()),
-            "top_2_percent_shared": overlap(rho, tau),
+            "top_2_percent_shared": float(shared_top(rho, tau).mean()),
             "index_seconds": seconds,
         },
-        pixels={"spearman": float(spearman(cosine, tau).mean()), "top_2_percent_shared": overlap(cosine, tau)},
+        pixels={"spearman": float(spearman(cosine, tau).mean()), "top_2_percent_shared": float(shared_top(cosine, tau).mean())},
         few_draws={
             str(count): float(spearman(bank.scores(queries, draws=count), tau).mean())
             for count in (1, 2, 4, 8, 16)

@@ -18,16 +18,9 @@ from torch import Tensor
 
 import whence
 from whence.diffusion.taps import Taps
-from whence.tide.ranking import spearman
+from whence.tide.ranking import shared_top, spearman
 
 STEPS = 18
-
-
-def overlap(one: Tensor, other: Tensor, share: float = 0.02) -> float:
-    """How much of the top 2 % two score matrices [Q, N] share, mean over queries."""
-    top = max(1, round(share * one.shape[1]))
-    best = [scores.topk(top, 1).indices for scores in (one, other)]
-    return float(torch.stack([torch.isin(a, b).float().mean() for a, b in zip(*best, strict=True)]).mean())
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -98,7 +91,7 @@ def main() -> None:
         for way, (extra, scores) in ways.items():
             agreement = spearman(scores, exact)
             row = {"draws": count, "way": way, "extra_evaluations": extra, "spearman": float(agreement.mean())}
-            rows.append({**row, "least": float(agreement.min()), "top_2_percent": overlap(scores, exact)})
+            rows.append({**row, "least": float(agreement.min()), "top_2_percent": float(shared_top(scores, exact).mean())})
             print(
                 f"{count:3d} draws  {way:50s} + {extra:2d} evaluations  Spearman {row['spearman']:.3f} "
                 f"(least {rows[-1]['least']:.3f})  top 2 % {rows[-1]['top_2_percent']:.2f}",

@@ -305,11 +305,8 @@ class TID:
 
     def identity(self) -> dict[str, Any]:
         """What the curvature belongs to."""
-        network = self.denoiser.network
         return {
-            "network": type(network).__name__,
-            "weights": fingerprint(dict(network.state_dict())),
-            "process": fingerprint(self.denoiser.process),
+            **self.denoiser.identity(),
             "draws": fingerprint(self.draws.sigmas, self.draws.noises),
             "layers": fingerprint(list(self.denoiser.layers)),
             **self.options.fitted,

@@ -18,7 +18,6 @@ from .data.items import Cond
 from .diffusion.denoiser import Denoiser
 from .diffusion.taps import Taps, listening
 from .errors import WhenceError
-from .store import fingerprint
 
 if TYPE_CHECKING:
     from .bank import Bank
@@ -104,8 +103,8 @@ class Trace:
 def traced(bank: Bank, denoiser: Denoiser, top_k: int, aligned: bool) -> Iterator[Trace]:
     """See `Bank.trace`."""
     Ranking(top_k, len(bank))  # refuses before anything is generated
-    mine, theirs = denoiser.network, bank.student.denoiser.network
-    if mine is not theirs and fingerprint(dict(mine.state_dict())) != fingerprint(dict(theirs.state_dict())):
+    own = bank.student.denoiser
+    if denoiser.network is not own.network and denoiser.identity() != own.identity():
         raise WhenceError("this denoiser's weights are not those that the bank was made with: trace with the bank's own model")
     trace = Trace(bank, denoiser, top_k, aligned)
     with trace.following():

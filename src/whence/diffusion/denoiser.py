@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..data.items import Cond
 from ..errors import WhenceError
+from ..store import fingerprint
 from .discovery import find_blocks, find_layers, named
 from .process import Process
 
@@ -137,6 +138,14 @@ class Denoiser:
                     module.training = mode
                 for parameter, flag in flags:
                     parameter.requires_grad_(flag)
+
+    def identity(self) -> dict[str, str]:
+        """What all that is computed with this model depends on: its class, weights and process, as short digests."""
+        return {
+            "network": type(self.network).__name__,
+            "weights": fingerprint(dict(self.network.state_dict())),
+            "process": fingerprint(self.process),
+        }
 
     def coverage(self) -> Coverage:
         """The share of the parameters that is tracked, and what is left out, by name."""

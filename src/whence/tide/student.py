@@ -166,11 +166,8 @@ class TIDE:
 
     def identity(self) -> dict[str, Any]:
         """What embeddings of this student depend on."""
-        network = self.denoiser.network
         return {
-            "network": type(network).__name__,
-            "weights": fingerprint(dict(network.state_dict())),
-            "process": fingerprint(self.denoiser.process),
+            **self.denoiser.identity(),
             "draws": fingerprint(self.draws.sigmas, self.draws.noises),
             "blocks": list(self.denoiser.blocks),
             "student": fingerprint(dict(self.embedder.state_dict())),
