@@ -88,7 +88,7 @@ class Bank:
             student: what embeds.
             dataset: the training images.
             folder: where to keep the vectors; a build that was interrupted there goes on, a finished one is returned at once.
-            dtype: "float16", "int8" (half of that, errors of about a thousandth) or "float32".
+            dtype: "float16", "int8" (half of that, cosines to within 0.01) or "float32".
             batch_size: images embedded together.
         """
         identity = json.loads(json.dumps(student.identity()))
@@ -230,7 +230,7 @@ class Bank:
             denoiser: the model, the one that the bank was made with.
             top_k: how many training items an image gets.
             aligned: compare the image at the bank's own draws as soon as it has settled, which takes M evaluations of the
-                network in one batch; False: only the sampler's own evaluations, which cost nothing but rank less exactly.
+                network in one batch; False: only the sampler's own evaluations, which rank less exactly.
         """
         return traced(self, denoiser, top_k, aligned)
 
