@@ -61,8 +61,9 @@ class Ours(NamedTuple):
 
 
 @each_layer
-def test_second_moments_are_kronfluences(ours: Ours, theirs: Theirs, layer: str) -> None:
-    assert_equal(ours.moments.matrix(layer, "a"), theirs.moments_a[layer])
+def test_second_moments_are_kronfluences(denoiser: whence.Denoiser, ours: Ours, theirs: Theirs, layer: str) -> None:
+    order = order_of_inputs(denoiser.network.get_submodule(layer))
+    assert_equal(ours.moments.matrix(layer, "a"), theirs.moments_a[layer][order][:, order])
     assert_equal(ours.moments.matrix(layer, "b"), theirs.moments_b[layer])
 
 
@@ -88,6 +89,13 @@ def test_scores_are_kronfluences_squared_once_each_factor_is_damped(denoiser: wh
 def assert_equal(found: Tensor, expected: Tensor) -> None:
     """To 1e-5 of every entry, but for entries that are rounding."""
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9 * float(expected.abs().max()))
+
+
+def order_of_inputs(module: nn.Module) -> Tensor:
+    """Where kronfluence has each of our inputs: of a patch, it has channels outside the taps, we inside; the one comes last."""
+    weight = module.get_parameter("weight")
+    order = torch.arange(weight[0].numel()).reshape(weight.shape[1:]).movedim(0, -1).flatten()
+    return order if module.bias is None else torch.cat([order, order.new_tensor([len(order)])])
 
 
 def noised(x: Tensor) -> Tensor:

@@ -68,6 +68,11 @@ def gradient(factors: tuple[Tensor | None, Tensor], one: bool) -> tuple[Tensor, 
     return b.transpose(1, 2) @ a, b.sum(1) if one else None
 
 
+def channels_last(weights: Tensor) -> Tensor:
+    """Kernels [rows, channels, ...taps] in the order of the factors."""
+    return weights.movedim(1, -1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_factors_give_the_gradients_of_autograd(name):
     module, x, grad = prepared(name)
@@ -88,7 +93,7 @@ def test_factors_give_the_gradients_of_autograd(name):
         matrices = torch.stack([matrix[sample] for matrix, _ in pairs if matrix.ndim == 3])  # [groups, rows, columns]
         if isinstance(module, nn.modules.conv._ConvTransposeNd):
             matrices = matrices.transpose(1, 2)
-        assert torch.allclose(matrices.flatten(), truth["weight"].flatten())
+        assert torch.allclose(matrices.flatten(), channels_last(truth["weight"]).flatten())
         if "bias" in truth:
             shifts = [last if last is not None else matrix for matrix, last in pairs if last is not None or matrix.ndim == 2]
             assert torch.allclose(torch.cat([shift[sample] for shift in shifts]), truth["bias"])
@@ -105,6 +110,10 @@ def test_factors_are_those_of_the_reference(name):
                 for piece, a2, b2 in taken_apart("layer", module, x[sample : sample + 1], grad[sample : sample + 1])
             }
             their_a, their_b = pieces[block.name]
+            if isinstance(module, nn.modules.conv._ConvTransposeNd) and a is not None:
+                their_b = channels_last(their_b.unflatten(1, module.weight.shape[1:])).flatten(1)
+            elif isinstance(module, nn.modules.conv._ConvNd) and a is not None:
+                their_a = channels_last(their_a[:, : block.inputs].unflatten(1, module.weight.shape[1:])).flatten(1)
             assert torch.allclose(b[sample], their_b)
             if a is None:
                 assert their_a.shape == (1, 0)

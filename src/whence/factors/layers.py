@@ -91,7 +91,7 @@ class Linear(LayerKind):
 
 @layer_kind(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Convolution(LayerKind):
-    """a is the unfolded patch of an output location, b the gradient there; each group of channels is a block."""
+    """a is the unfolded patch of an output location, channels fastest, b the gradient there; each group of channels is a block."""
 
     def blocks(self, name: str, module: Any) -> list[Block]:
         inputs = module.in_channels // module.groups * math.prod(module.kernel_size)
@@ -102,11 +102,11 @@ class Convolution(LayerKind):
     def factors(self, module: Any, x: Tensor, grad: Tensor) -> list[Factors]:
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)  # torch's own, which knows "same" too
-        patches = _patches(padded, module.kernel_size, module.stride, module.dilation)  # [B, T, C, K]
+        patches = _patches(padded, module.kernel_size, module.stride, module.dilation)  # [B, T, K, C]
         gradients = _tokens(grad.movedim(1, -1))  # [B, T, outputs]
         return [
             Factors(channels.flatten(2), slopes)
-            for channels, slopes in zip(patches.chunk(module.groups, 2), gradients.chunk(module.groups, 2), strict=True)
+            for channels, slopes in zip(patches.chunk(module.groups, 3), gradients.chunk(module.groups, 2), strict=True)
         ]
 
 
@@ -126,7 +126,7 @@ class TransposedConvolution(LayerKind):
         tokens = _tokens(x.movedim(1, -1))  # [B, T, inputs]
         found = [
             Factors(channels, slopes.flatten(2))
-            for channels, slopes in zip(tokens.chunk(module.groups, 2), patches.chunk(module.groups, 2), strict=True)
+            for channels, slopes in zip(tokens.chunk(module.groups, 2), patches.chunk(module.groups, 3), strict=True)
         ]
         return found + ([Factors(None, summed(grad.flatten(2), 2)[:, None])] if module.bias is not None else [])
 
@@ -202,23 +202,23 @@ def _numbered(name: str, group: int, groups: int) -> str:
 def _patches(
     x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], count: tuple[int, ...] | None = None
 ) -> Tensor:
-    """Every window of a padded x [B, C, ...spatial], as [B, T, C, K]; `count` windows a dimension where given, else all.
+    """Every window of a padded x [B, C, ...spatial], as [B, T, K, C]; `count` windows a dimension where given, else all.
 
-    A view with one stride for windows and one for taps does it in any number of dimensions; only the last reshape copies.
+    A view with one stride for windows and one for taps does it in any number of dimensions; only the last reshape copies. Channels
+    come last, inside the taps, because then it copies long runs.
     """
-    x = x.contiguous()
-    sizes = x.shape[2:]
+    x = x.movedim(1, -1).contiguous()  # [B, ...spatial, C]
     if count is None:
+        sizes = x.shape[1:-1]
         count = tuple((n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(sizes, kernel, stride, dilation, strict=True))
-    steps = x.stride()[2:]
+    steps = x.stride()[1:-1]
     windows = x.as_strided(
-        (*x.shape[:2], *count, *kernel),
+        (len(x), *count, *kernel, x.shape[-1]),
         (
-            *x.stride()[:2],
+            x.stride(0),
             *(step * s for step, s in zip(steps, stride, strict=True)),
             *(step * d for step, d in zip(steps, dilation, strict=True)),
+            1,
         ),
-    )  # [B, C, ...windows, ...taps]
-    dimensions = len(kernel)
-    order = (0, *range(2, 2 + dimensions), 1, *range(2 + dimensions, 2 + 2 * dimensions))
-    return windows.permute(order).reshape(len(x), math.prod(count), x.shape[1], math.prod(kernel))
+    )  # [B, ...windows, ...taps, C]
+    return windows.reshape(len(x), math.prod(count), math.prod(kernel), x.shape[-1])
