@@ -31,9 +31,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "whence needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-# without dependencies: kronfluence declares a torchvision that it never imports and that, unless pinned too, replaces torch
+# without dependencies: kronfluence declares a torchvision that it never imports and that, unless pinned too, replaces torch;
+# torchmetrics is only compared with
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
-		kronfluence accelerate einconv einops opt_einsum psutil
+		kronfluence accelerate einconv einops opt_einsum psutil torchmetrics lightning-utilities
 	@touch $(READY)
 
 clean:
