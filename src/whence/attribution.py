@@ -5,8 +5,9 @@ Scores come in chunks of training items; what is kept is the best and the worst 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class Attribution:
     percentiles: Tensor  # the share of the training items that rank below, 0 to 100
     least_indices: Tensor  # least influential first
     least_scores: Tensor
+    about: Mapping[str, Any] = field(default_factory=dict)  # the method and its settings
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -55,14 +57,14 @@ class Ranking:
         ends, order = ends.sort(dim=1, descending=descending, stable=True)
         return ends[:, : self.top_k], found.gather(1, order[:, : self.top_k])
 
-    def result(self) -> Attribution:
-        """The ranking's two ends."""
+    def result(self, about: Mapping[str, Any] | None = None) -> Attribution:
+        """The ranking's two ends; `about`: the method that they come from."""
         assert self._best is not None
         assert self._worst is not None
         (scores, indices), (least, least_indices) = self._best, self._worst
         below = torch.arange(self.count - 1, self.count - 1 - self.top_k, -1, dtype=torch.float32)
         percentiles = (100 * below / max(1, self.count - 1)).expand(scores.shape)
-        return Attribution(indices.cpu(), scores.cpu(), percentiles.clone(), least_indices.cpu(), least.cpu())
+        return Attribution(indices.cpu(), scores.cpu(), percentiles.clone(), least_indices.cpu(), least.cpu(), about or {})
 
 
 def _first(scores: Tensor, count: int, descending: bool) -> Tensor:
@@ -84,4 +86,9 @@ def ranked(scores: Tensor, top_k: int, indices: Tensor | None = None) -> Attribu
 
 def joined(parts: Sequence[Attribution]) -> Attribution:
     """The attributions of one group of queries after the other, as one."""
-    return Attribution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Attribution)))
+
+    def together(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    most, least = ("indices", "scores", "percentiles"), ("least_indices", "least_scores")
+    return Attribution(**{name: together(name) for name in (*most, *least)}, about=parts[0].about)

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -26,7 +25,7 @@ from .diffusion.taps import Streams
 from .errors import WhenceError
 from .memory import free_memory
 from .progress import bar
-from .shards import Dtype, Manifest, Shards, Vectors, Writer, join
+from .shards import Dtype, Manifest, Shard, Shards, Vectors, fill
 from .store import check_folder, differing, fingerprint
 from .trace import Trace, traced
 
@@ -139,25 +138,19 @@ class Bank:
     def _fill(self, dataset: Dataset, done: int, one_by_one: bool) -> None:
         """Embed items from `done` on into new shards, listed each as it is whole, or all together at the end."""
         self._check_shape(item_shape(dataset), "the data set")
-        count, size, batch = length(dataset), self._manifest.shard_items, self._manifest.batch_size
-        listed = list(self._manifest.shards)
 
-        def write(vectors: Vectors) -> None:
-            listed.append(self._shards.write(len(listed), vectors))
-            if one_by_one:
-                self._commit(shards=tuple(listed))
+        def listed(shards: tuple[Shard, ...]) -> None:
+            self._commit(shards=shards)
 
-        with Writer() as writer, bar(count, "indexing", "image", initial=done) as progress:
-            for first in range(done, count, size):
-                end, parts = min(first + size, count), []
-                for start in range(first, end, batch):
-                    indices = range(start, min(start + batch, end))
-                    parts.append(Vectors.encode(self._embed(dataset, indices, None, "item"), self._manifest.dtype).to("cpu"))
-                    progress.update(len(indices))
-                    writer.check()
-                writer.submit(partial(write, join(parts)))
-        if not one_by_one:
-            self._commit(shards=tuple(listed))
+        shards = fill(
+            self._shards,
+            self._manifest,
+            range(done, length(dataset)),
+            lambda indices: self._embed(dataset, indices, None, "item"),
+            "indexing",
+            listed if one_by_one else None,
+        )
+        self._commit(shards=shards)
 
     def _commit(self, **changes: Any) -> None:
         manifest = dataclasses.replace(self._manifest, **changes)
@@ -174,6 +167,11 @@ class Bank:
     def ids(self) -> Tensor:
         """The ids of the items that are there, ascending: [N] int64."""
         return self._alive().nonzero().flatten()
+
+    @property
+    def data(self) -> str:
+        """The fingerprint of the data set that was indexed."""
+        return self._manifest.data
 
     def vectors(self, ids: Tensor | Iterable[int]) -> Tensor:
         """The vectors of some items, as they are stored: [n, M, d] float32 on the CPU."""

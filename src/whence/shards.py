@@ -1,4 +1,4 @@
-"""A bank's vectors at rest: shards of about 64 MiB, in a folder or in memory, and the thread that writes them.
+"""Vectors of training images at rest: shards of about 64 MiB, in a folder or in memory, and the thread that writes them.
 
 A shard counts once `bank.json` lists it with its checksum, so a writer that is killed leaves whole shards and nothing else.
 """
@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any, Literal, Self, get_args
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import WhenceError
+from .progress import bar
 from .store import checksum, load, save, save_json
 
 Dtype = Literal["float16", "int8", "float32"]
@@ -228,3 +230,37 @@ class Writer:
                     job()
                 except BaseException as error:
                     self._error = error
+
+
+def fill(
+    shards: Shards,
+    manifest: Manifest,
+    places: range,
+    make: Callable[[range], Tensor],
+    label: str,
+    listed: Callable[[tuple[Shard, ...]], None] | None = None,
+) -> tuple[Shard, ...]:
+    """Make the vectors of the items at `places` and write them as further shards of a manifest, while the next are computed.
+
+    Args:
+        make: the vectors [n, M, d] of the items at some places.
+        label: of the progress bar.
+        listed: told of all shards whenever one more is whole.
+    """
+    known = list(manifest.shards)
+
+    def write(vectors: Vectors) -> None:
+        known.append(shards.write(len(known), vectors))
+        if listed is not None:
+            listed(tuple(known))
+
+    with Writer() as writer, bar(places.stop, label, "image", initial=places.start) as progress:
+        for first in range(places.start, places.stop, manifest.shard_items):
+            end, parts = min(first + manifest.shard_items, places.stop), []
+            for start in range(first, end, manifest.batch_size):
+                some = range(start, min(start + manifest.batch_size, end))
+                parts.append(Vectors.encode(make(some), manifest.dtype).to("cpu"))
+                progress.update(len(some))
+                writer.check()
+            writer.submit(partial(write, join(parts)))
+    return tuple(known)

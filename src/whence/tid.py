@@ -8,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from .attribution import Attribution, Ranking
+from .attributor import Attributor, Pieces
 from .data.items import Cond, Dataset, collate, item_shape, length, map_cond
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draw, Draws, resampled_cotangent
@@ -35,7 +34,7 @@ _WORTH = 500  # batches that repay compiling
 _PIXELS = 2**30  # bytes of the largest piece of the training set that is held
 
 
-class TID:
+class TID(Attributor):
     """Training-data influence by score discrepancy.
 
     Args:
@@ -155,21 +154,10 @@ class TID:
 
     # --- scores ------------------------------------------------------------------------------------------------------
 
-    def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
-        """tau [Q, N], float32 on the CPU; larger is more influential."""
+    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
+        """tau of piece after piece of the training set, (first index, [Q, n])."""
         x, cond = self._queries(queries)
-        result = torch.empty(len(x), length(dataset))
-        for start, scores in self._stream(x, cond, dataset, batch_size):
-            result[:, start : start + scores.shape[1]] = scores.cpu()
-        return result
-
-    def attribute(self, queries: Tensor | Dataset, dataset: Dataset, top_k: int = 8, batch_size: int = 64) -> Attribution:
-        """The most and the least influential training images of each query; never holds a score for every pair."""
-        x, cond = self._queries(queries)
-        ranking = Ranking(top_k, length(dataset))
-        for start, scores in self._stream(x, cond, dataset, batch_size):
-            ranking.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
-        return ranking.result()
+        return self._stream(x, cond, dataset, batch_size)
 
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
         """tau within a batch x [B, C, H, W] at one draw, [B, B], symmetric, on the device."""
@@ -198,7 +186,7 @@ class TID:
         self._probe.at(x, cond, draw.sigma, draw.noise, consume, streams=streams)
         return kernel**2
 
-    def _stream(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Iterator[tuple[int, Tensor]]:
+    def _stream(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Pieces:
         """The scores of piece after piece of the training set: (first index, tau [Q, n])."""
         self._fitted()
         count, shape = length(dataset), item_shape(dataset)
@@ -302,6 +290,11 @@ class TID:
         tid._moments.restore(tensors, header["counts"])
         tid._roots = tid._moments.roots(tid.options.damping, tid._probe.dtype)
         return tid
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings."""
+        return {"method": "TID", **dataclasses.asdict(self.options), "draws": len(self.draws)}
 
     def identity(self) -> dict[str, Any]:
         """What the curvature belongs to."""

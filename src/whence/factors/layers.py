@@ -91,7 +91,7 @@ class Linear(LayerKind):
 
 @layer_kind(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Convolution(LayerKind):
-    """a is the unfolded patch of an output location, channels fastest, b the gradient there; each group of channels is a block."""
+    """a is the unfolded patch of an output location, channels last, b the gradient there; each group of channels is a block."""
 
     def blocks(self, name: str, module: Any) -> list[Block]:
         inputs = module.in_channels // module.groups * math.prod(module.kernel_size)
@@ -204,8 +204,8 @@ def _patches(
 ) -> Tensor:
     """Every window of a padded x [B, C, ...spatial], as [B, T, K, C]; `count` windows a dimension where given, else all.
 
-    A view with one stride for windows and one for taps does it in any number of dimensions; only the last reshape copies. Channels
-    come last, inside the taps, because then it copies long runs.
+    A view with one stride for windows and one for taps does it in any number of dimensions; only the last reshape copies, and
+    with channels last it copies long runs.
     """
     x = x.movedim(1, -1).contiguous()  # [B, ...spatial, C]
     if count is None:

@@ -5,6 +5,7 @@ It is distilled from a TID; afterwards it needs the denoiser, the draws and thre
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..attribution import Attribution
+from ..attributor import Attributor, Pieces
 from ..bank import Bank, Dtype
 from ..data.items import Cond, Dataset, length, map_cond
+from ..diffusion.batches import data_fingerprint
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.taps import Streams, Taps, listening
@@ -28,7 +32,7 @@ CHUNK = 512  # noised images in one evaluation of the network on a GPU; an eight
 _WORTH = 200  # evaluations that repay compiling
 
 
-class TIDE:
+class TIDE(Attributor):
     """A student of TID: `TIDE.distill(tid, dataset)` makes one, `tide.index(dataset)` its bank.
 
     Args:
@@ -43,6 +47,7 @@ class TIDE:
         self.dim = embedder.dim
         self._taps = Taps(denoiser)
         self._compiled: Any = None
+        self._bank: Bank | None = None
         self._chunk = CHUNK if denoiser.device.type == "cuda" else CHUNK // 8
 
     @classmethod
@@ -127,6 +132,37 @@ class TIDE:
         if self.denoiser.device.type == "cuda" and evaluations >= _WORTH and self._compiled is None:
             self._compiled = torch.compile(self._forward, dynamic=False)
         return Bank.build(self, dataset, folder, dtype, batch_size)
+
+    # --- as any other attributor -------------------------------------------------------------------------------------
+
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None) -> Self:
+        """Index a training set, in the folder `store` or in memory: the protocol of all attributors, beside `index`."""
+        self._bank = self.index(dataset, store, batch_size=batch_size)
+        return self
+
+    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
+        """The mean cosine of every query with every training image, in one piece."""
+        yield 0, self._indexed(dataset, batch_size).scores(queries)
+
+    def attribute(self, queries: Tensor | Dataset, dataset: Dataset, top_k: int = 8, batch_size: int = 64) -> Attribution:
+        """The most and the least influential training images of each query, by a search that holds no score for every pair."""
+        return dataclasses.replace(self._indexed(dataset, batch_size).search(queries, top_k), about=self.about)
+
+    def _indexed(self, dataset: Dataset, batch_size: int) -> Bank:
+        """The bank of this training set: the fitted one, or one made now."""
+        if self._bank is None or self._bank.data != data_fingerprint(dataset):
+            self.fit(dataset, batch_size)
+        assert self._bank is not None
+        if not torch.equal(self._bank.ids, torch.arange(length(dataset))):
+            raise WhenceError(
+                "images were appended to or deleted from this bank: use its own search and scores, or another store"
+            )
+        return self._bank
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings."""
+        return {"method": "TIDE", "dim": self.dim, "draws": len(self.draws)}
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
