@@ -1,0 +1,43 @@
+"""Does removing what was found change what is generated? The measures and the statistics of that question."""
+
+from .statistics import (
+    Estimate,
+    Interval,
+    Noise,
+    PairedTest,
+    auc,
+    auc_interval,
+    budget,
+    estimate,
+    expected_random_union,
+    noise,
+    paired_test,
+    per_seed_auc,
+    per_seed_ratio,
+    pooled_auc,
+    random_auc,
+    ratio_interval,
+    removal_union,
+    similarity_ratio,
+)
+
+__all__ = [
+    "Estimate",
+    "Interval",
+    "Noise",
+    "PairedTest",
+    "auc",
+    "auc_interval",
+    "budget",
+    "estimate",
+    "expected_random_union",
+    "noise",
+    "paired_test",
+    "per_seed_auc",
+    "per_seed_ratio",
+    "pooled_auc",
+    "random_auc",
+    "ratio_interval",
+    "removal_union",
+    "similarity_ratio",
+]
