@@ -106,7 +106,7 @@ def main() -> None:
             "score pass": lambda: tid._kernel(sides, x, None, 2, indices),
             "curvature pass": lambda: tid._add_moments(moments, x, None, 2, indices),
             "pairwise": lambda: tid.pairwise(x, tid.draws[2]),
-            "factors only": lambda: tid._probe.run(x, None, 2, "train", indices, lambda block, factors: None),
+            "factors only": lambda: tid.probe.run(x, None, 2, "train", indices, lambda block, factors: None),
         }
 
     works: dict[str, Callable[[], Any]] = {"forward+backward, eager": floor(network, x_sigma, full_sigma, False)}
@@ -115,7 +115,7 @@ def main() -> None:
         works |= {f"{name}, eager": work for name, work in passes(tid).items()}
         compiled = whence.TID(denoiser, tid.draws, compile=True)
         compiled._roots, compiled._moments, compiled.observations = tid._roots, tid._moments, tid.observations
-        compiled._probe.compile(batch)
+        compiled.probe.compile(batch)
         works |= passes(compiled)
     else:
         works |= passes(tid)

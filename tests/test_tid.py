@@ -183,7 +183,7 @@ def test_the_compiled_pass_gives_the_same(network):
     data = Noise(10, labels=isinstance(network, whence.models.DiT))
     eager = fitted(network, data).scores(Subset(data, range(3)), data, batch_size=4)
     tid = whence.TID(whence.Denoiser(network, EDM), draws())
-    tid._probe._capture.compile(4, torch.float32, backend="aot_eager")  # two batches of 4, one of 2 that stays eager
+    tid.probe._capture.compile(4, torch.float32, backend="aot_eager")  # two batches of 4, one of 2 that stays eager
     assert torch.allclose(tid.fit(data, batch_size=4).scores(Subset(data, range(3)), data, batch_size=4), eager, rtol=1e-5)
     assert not any(module._forward_hooks for module in network.modules())
 
@@ -211,8 +211,8 @@ def test_batch_size_and_micro_batches_do_not_matter(usual):
     for batch, memory in ((1, None), (7, None), (64, None), (64, 60_000)):
         tid = whence.TID(whence.Denoiser(dit(), EDM), draws(), memory=memory).fit(Noise(10), batch_size=batch)
         assert torch.allclose(tid.scores(queries, Noise(10), batch_size=batch), scores, rtol=1e-4)
-    assert tid._query_group(4) < 4
-    assert tid._micro_batch(Noise(10), 64) < 10, "the small budget has made small batches"
+    assert tid.query_group(4) < 4
+    assert tid.micro_batch(Noise(10), 64) < 10, "the small budget has made small batches"
 
 
 def test_the_order_of_the_data_set_permutes_the_scores(usual):

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .data.items import Cond, map_cond
+from .data.items import Cond, Dataset, collate, item_shape, map_cond
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draws, independent_draw
+from .diffusion.process import Process
 from .diffusion.taps import Streams
 from .errors import WhenceError
 from .factors.capture import Capture
@@ -28,6 +29,7 @@ Precision = Literal["bf16", "fp32"]
 Role = Literal["query", "train"]
 Consume = Callable[[Block, Factors], None]
 Slope = Callable[[Tensor], Tensor]
+_WORTH = 500  # batches that repay compiling
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "normalize": ("sample", "token", "gradient", "none"),
     "target": ("sum", "squared", "loss"),
@@ -60,17 +62,46 @@ class Options:
         return {name: getattr(self, name) for name in ("normalize", "target", "curvature", "aligned")}
 
 
-class Probe:
-    """One forward and backward pass of a batch at a draw, its factors handed to whoever consumes them."""
+@dataclass(frozen=True)
+class Outcome:
+    """What the network made of a batch."""
 
-    def __init__(self, denoiser: Denoiser, draws: Draws, options: Options, precision: Precision | None) -> None:
+    process: Process
+    x: Tensor  # [B, C, H, W]
+    sigma: Tensor  # [] or [B]
+    noise: Tensor  # [C, H, W] or [B, C, H, W]
+    output: Tensor  # [B, C, H, W]
+
+    def residual(self) -> Tensor:
+        """<1, F - y>, [B] (RQ4)."""
+        return self._difference().sum(1)
+
+    def loss(self) -> Tensor:
+        """The weighted squared error, averaged over pixels: each image's training loss, [B]."""
+        weight = self.process.loss_weight(self.process.check(self.sigma)).to(self.x.device)
+        return weight.to(self.x.dtype) * (self._difference() ** 2).mean(1)
+
+    def _difference(self) -> Tensor:
+        difference = (self.output - self.process.target(self.x, self.sigma, self.noise)).flatten(1)
+        return difference.to(torch.promote_types(difference.dtype, torch.float32))
+
+
+class Probe:
+    """One forward and backward pass of a batch at a draw, its factors handed to whoever consumes them.
+
+    `own_level`: where draws are not aligned, an image's own draw has a noise level of its own too.
+    """
+
+    def __init__(
+        self, denoiser: Denoiser, draws: Draws, options: Options, precision: Precision | None, own_level: bool = True
+    ) -> None:
         if draws.process != denoiser.process:
             raise WhenceError(
                 f"the draws are of {draws.process!r}, the denoiser is of {denoiser.process!r}: make them of one process"
             )
         if precision not in (None, "bf16", "fp32"):
             raise WhenceError(f"precision is {precision!r}; choose 'bf16' or 'fp32'")
-        self.denoiser, self.draws, self.options = denoiser, draws, options
+        self.denoiser, self.draws, self.options, self.own_level = denoiser, draws, options, own_level
         self.bf16 = (denoiser.device.type == "cuda") if precision is None else precision == "bf16"
         self._capture = Capture(denoiser)
         self.blocks = self._capture.blocks
@@ -78,6 +109,34 @@ class Probe:
     def compile(self, batch: int, tapped: bool = False) -> None:
         """Run batches of this size compiled from now on; `tapped`: those that are asked for their streams."""
         self._capture.compile(batch, self.dtype, tapped=tapped)
+
+    def compile_if_worth(self, batch: int, images: int, wanted: bool | None) -> None:
+        """Compile where it is wanted, or where a run over so many images is long enough to repay the minute it takes."""
+        worth = self.denoiser.device.type == "cuda" and images * len(self.draws) >= _WORTH * batch
+        if worth if wanted is None else wanted:
+            self.compile(batch)
+
+    def read(self, dataset: Any, indices: Sequence[int], what: str = "item") -> tuple[Tensor, Cond]:
+        """Items as a batch where the network is, in its precision."""
+        x, cond = collate([dataset[index] for index in indices], indices, self.draws.shape, what)
+        return self.move(x, cond)
+
+    def move(self, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:
+        """A batch where the network is, in its precision."""
+        device = self.denoiser.device
+        return x.to(device, self.network_dtype), map_cond(cond, lambda value: value.to(device))
+
+    def check_shape(self, shape: tuple[int, ...], what: str) -> None:
+        """Refuse images that are not of the draws' shape."""
+        if shape != self.draws.shape:
+            raise WhenceError(f"{what} has images of shape {shape}, the draws {self.draws.shape}: they must be alike")
+
+    def queries(self, queries: Tensor | Dataset) -> tuple[Tensor, Cond]:
+        """Queries as a batch where the network is."""
+        if len(queries) == 0:
+            raise WhenceError("there are no queries: give at least one image")
+        self.check_shape(tuple(queries.shape[1:]) if isinstance(queries, Tensor) else item_shape(queries), "the set of queries")
+        return self.read(queries, range(len(queries)), "query")
 
     @property
     def network_dtype(self) -> torch.dtype:
@@ -90,12 +149,12 @@ class Probe:
         return torch.bfloat16 if self.bf16 else self.network_dtype
 
     def run(
-        self, x: Tensor, cond: Cond, m: int, role: Role, indices: list[int], consume: Consume, slope: Slope | None = None
-    ) -> Tensor:
-        """A batch at draw m, or where draws are not aligned at each image's own; the residuals <1, F - y>, [B]."""
+        self, x: Tensor, cond: Cond, m: int, role: Role, indices: Sequence[int], consume: Consume, slope: Slope | None = None
+    ) -> Outcome:
+        """A batch at draw m, or where draws are not aligned at each image's own."""
         if self.options.aligned:
             return self.at(x, cond, self.draws[m].sigma, self.draws[m].noise, consume, slope)
-        own = [independent_draw(self.draws, role, index, m) for index in indices]
+        own = [independent_draw(self.draws, role, index, m, self.own_level) for index in indices]
         sigma, noise = torch.stack([draw.sigma for draw in own]), torch.stack([draw.noise for draw in own])
         return self.at(x, cond, sigma, noise, consume, slope)
 
@@ -108,7 +167,7 @@ class Probe:
         consume: Consume,
         slope: Slope | None = None,
         streams: Streams | None = None,
-    ) -> Tensor:
+    ) -> Outcome:
         """A batch x [B, C, H, W] at the given sigma and noise.
 
         `slope` replaces the target's gradient at the output; `streams`, an empty list, is filled with the blocks' activations.
@@ -131,13 +190,9 @@ class Probe:
 
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             output = self._capture.run(process.add_noise(x, sigma, noise), sigma, cond, slope or cotangent, cast, streams)
-        if self.options.correction is None:
-            return output.new_zeros(())
-        return (
-            (output - process.target(x, sigma, noise)).flatten(1).sum(1, dtype=torch.promote_types(output.dtype, torch.float32))
-        )
+        return Outcome(process, x, sigma, noise, output)
 
-    def diagnose(self, x: Tensor, cond: Cond, draws: Sequence[int], role: Role, indices: list[int]) -> None:
+    def diagnose(self, x: Tensor, cond: Cond, draws: Sequence[int], role: Role, indices: Sequence[int]) -> None:
         """Name the first item, and in it the layer nearest to the input, whose factors are not finite at one of the draws."""
         for m in draws:
             for place, index in enumerate(indices):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .attributor import Attributor, Pieces
-from .data.items import Cond, Dataset, collate, item_shape, length, map_cond
+from .data.items import Cond, Dataset, cond_rows, item_shape, length
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draw, Draws, resampled_cotangent
 from .diffusion.taps import Streams
@@ -30,7 +30,6 @@ from .store import Pace, check_folder, differing, fingerprint, load, save
 
 _SHARE = 0.5  # of the free memory, unless `memory` says how much
 _SCORES = 2**26  # elements of the largest piece of the score matrix that is held
-_WORTH = 500  # batches that repay compiling
 _PIXELS = 2**30  # bytes of the largest piece of the training set that is held
 
 
@@ -71,7 +70,7 @@ class TID(Attributor):
         self.denoiser, self.draws, self.memory = denoiser, draws, memory
         self.options = Options(damping, normalize, target, curvature, aligned, correction)
         self._compile = compile
-        self._probe = Probe(denoiser, draws, self.options, precision)
+        self.probe = Probe(denoiser, draws, self.options, precision)
         self._roots: dict[str, Roots] | None = None
         self._moments: Moments | None = None
         self._per_image: int | None = None
@@ -95,11 +94,11 @@ class TID(Attributor):
         chosen = self._chosen(dataset, samples)
         self.observations = len(chosen) * len(self.draws)
         if self.options.curvature == "identity":
-            self._moments, self._roots = None, {block.name: (None, None) for block in self._probe.blocks}
+            self._moments, self._roots = None, {block.name: (None, None) for block in self.probe.blocks}
             return self
-        moments = Moments(self._probe.blocks, self.denoiser.device, torch.promote_types(self._probe.dtype, torch.float32))
+        moments = Moments(self.probe.blocks, self.denoiser.device, torch.promote_types(self.probe.dtype, torch.float32))
         progress_file = None if store is None else Path(store) / "moments.safetensors"
-        start, size = 0, self._micro_batch(dataset, batch_size)
+        start, size = 0, self.micro_batch(dataset, batch_size)
         identity: dict[str, Any] = {}
         if progress_file is not None:
             identity = {**self.identity(), "images": len(chosen), "data": fingerprint([dataset[int(i)] for i in chosen[:16]])}
@@ -111,18 +110,18 @@ class TID(Attributor):
                     raise WhenceError(f"{progress_file} belongs to another curvature: {differs}; choose another store")
                 moments.restore(tensors, header["counts"])
                 start, size = int(header["done"]), int(header["batch"])  # the same batches give the same sums
-        self._compile_for(size, len(chosen))
+        self.probe.compile_if_worth(size, len(chosen), self._compile)
         pace = Pace()
         images = len(chosen) * len(self.draws)
         with self.denoiser.frozen(), bar(images, "curvature", "image", initial=start * len(self.draws)) as progress:
             for place in range(start, len(chosen), size):
                 indices = chosen[place : place + size].tolist()
-                x, cond = self._read(dataset, indices)
+                x, cond = self.probe.read(dataset, indices)
                 for m in range(len(self.draws)):
                     self._add_moments(moments, x, cond, m, indices)
                     progress.update(len(indices))
                 if not moments.finite:  # once a batch: the question waits for the device
-                    self._probe.diagnose(x, cond, range(len(self.draws)), "train", indices)
+                    self.probe.diagnose(x, cond, range(len(self.draws)), "train", indices)
                 done = place + len(indices)
                 if progress_file is not None and (pace.due or done == len(chosen)) and done > start:
                     with pace.writing():
@@ -132,7 +131,7 @@ class TID(Attributor):
                             {"identity": identity, "done": done, "batch": size, "counts": moments.counts},
                         )
         self._moments = moments
-        self._roots = moments.roots(self.options.damping, self._probe.dtype)
+        self._roots = moments.roots(self.options.damping, self.probe.dtype)
         return self
 
     def _add_moments(self, moments: Moments, x: Tensor, cond: Cond, m: int, indices: list[int]) -> None:
@@ -147,16 +146,17 @@ class TID(Attributor):
         def resampled(block: Block, factors: Factors) -> None:
             moments.add_outputs(block, factors, weights(block, factors, normalize)[1])
 
-        self._probe.run(x, cond, m, "train", indices, observed)
+        self.probe.run(x, cond, m, "train", indices, observed)
         if sampled:
             noise = torch.stack([resampled_cotangent(self.draws, index, m) for index in indices]).to(x)
-            self._probe.run(x, cond, m, "train", indices, resampled, lambda _: noise)
+            self.probe.run(x, cond, m, "train", indices, resampled, lambda _: noise)
 
     # --- scores ------------------------------------------------------------------------------------------------------
 
     def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
         """tau of piece after piece of the training set, (first index, [Q, n])."""
-        x, cond = self._queries(queries)
+        self.check_fitted()
+        x, cond = self.probe.queries(queries)
         return self._stream(x, cond, dataset, batch_size)
 
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
@@ -170,53 +170,52 @@ class TID(Attributor):
 
     def compile_pairwise(self, batch: int) -> None:
         """Run `pairwise_and_streams` of batches of this size compiled from now on."""
-        self._probe.compile(batch, tapped=True)
+        self.probe.compile(batch, tapped=True)
 
     def _pairwise(self, x: Tensor, draw: Draw, cond: Cond, streams: Streams | None) -> Tensor:
-        roots, normalize = self._fitted(), self.options.normalize
-        self._check_shape(tuple(x.shape[1:]), "the batch")
-        x = x.to(self.denoiser.device, self._probe.network_dtype)
+        roots, normalize = self.roots, self.options.normalize
+        self.probe.check_shape(tuple(x.shape[1:]), "the batch")
+        x = x.to(self.denoiser.device, self.probe.network_dtype)
         if self._compile:
-            self._probe.compile(len(x), tapped=streams is not None)
-        kernel = torch.zeros(len(x), len(x), device=x.device, dtype=torch.promote_types(self._probe.dtype, torch.float32))
+            self.probe.compile(len(x), tapped=streams is not None)
+        kernel = torch.zeros(len(x), len(x), device=x.device, dtype=torch.promote_types(self.probe.dtype, torch.float32))
 
         def consume(block: Block, factors: Factors) -> None:
             kernel.add_(gram(block, factors, weights(block, factors, normalize), roots[block.name]))
 
-        self._probe.at(x, cond, draw.sigma, draw.noise, consume, streams=streams)
+        self.probe.at(x, cond, draw.sigma, draw.noise, consume, streams=streams)
         return kernel**2
 
     def _stream(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Pieces:
         """The scores of piece after piece of the training set: (first index, tau [Q, n])."""
-        self._fitted()
         count, shape = length(dataset), item_shape(dataset)
-        self._check_shape(shape, "the data set")
-        size, group = self._micro_batch(dataset, batch_size), self._query_group(len(queries))
+        self.probe.check_shape(shape, "the data set")
+        size, group = self.micro_batch(dataset, batch_size), self.query_group(len(queries))
         piece = max(size, min(_SCORES // len(queries), _PIXELS // (4 * torch.Size(shape).numel())))
         groups = range(0, len(queries), group)
-        self._compile_for(size, count * len(groups))
+        self.probe.compile_if_worth(size, count * len(groups), self._compile)
         with bar(count * len(self.draws) * len(groups), "scoring", "image") as progress:
             for start in range(0, count, piece):
                 indices = list(range(start, min(start + piece, count)))
-                x, train_cond = self._read(dataset, indices)
+                x, train_cond = self.probe.read(dataset, indices)
                 tau = torch.zeros(len(queries), len(x), device=x.device)
                 with self.denoiser.frozen():  # once, not at every batch
                     for m in range(len(self.draws)):
                         for first in groups:
                             some = slice(first, first + group)
-                            sides = self._prepare(queries[some], _rows(cond, some), m, first)
+                            sides = self._prepare(queries[some], cond_rows(cond, some), m, first)
                             for place in range(0, len(x), size):
                                 rows = slice(place, place + size)
-                                kernel = self._kernel(sides, x[rows], _rows(train_cond, rows), m, indices[rows])
+                                kernel = self._kernel(sides, x[rows], cond_rows(train_cond, rows), m, indices[rows])
                                 tau[some, rows] += kernel.float() ** 2 / len(self.draws)
                                 progress.update(len(indices[rows]))
                         if not bool(torch.isfinite(tau).all()):
-                            self._probe.diagnose(x, train_cond, [m], "train", indices)
+                            self.probe.diagnose(x, train_cond, [m], "train", indices)
                 yield start, tau
 
     def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> dict[str, Side]:
         """The queries' side of every block at one draw."""
-        roots, sides, health = self._fitted(), {}, Health(len(x), x.device)
+        roots, sides, health = self.roots, {}, Health(len(x), x.device)
 
         def consume(block: Block, factors: Factors) -> None:
             health.add(factors)
@@ -225,13 +224,13 @@ class TID(Attributor):
             sides[block.name] = preconditioned_side(block, factors, scale, roots[block.name], path)
 
         indices = list(range(first, first + len(x)))
-        self._probe.run(x, cond, m, "query", indices, consume)
-        health.check(lambda: self._probe.diagnose(x, cond, [m], "query", indices))
+        self.probe.run(x, cond, m, "query", indices, consume)
+        health.check(lambda: self.probe.diagnose(x, cond, [m], "query", indices))
         return sides
 
     def _kernel(self, sides: dict[str, Side], x: Tensor, cond: Cond, m: int, indices: list[int]) -> Tensor:
         """<g_q, G^-1 g_i> of every query with a batch of training images, times the correction, [Q, B]."""
-        roots, correction = self._fitted(), self.options.correction
+        roots, correction = self.roots, self.options.correction
         total: Tensor | None = None
         leverage = torch.zeros(len(x), device=x.device, dtype=torch.float64)
 
@@ -245,10 +244,10 @@ class TID(Attributor):
             if correction == "leverage":
                 leverage.add_(own_kernel(block, factors, scale, roots[block.name]) / self.observations)
 
-        residual = self._probe.run(x, cond, m, "train", indices, consume)
+        outcome = self.probe.run(x, cond, m, "train", indices, consume)
         assert total is not None
         if correction is not None:
-            total = total * residual
+            total = total * outcome.residual()
         if correction == "leverage":
             total = total / (1 - leverage.clamp(max=0.999)).to(total.dtype)
         return total
@@ -257,7 +256,7 @@ class TID(Attributor):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the curvature and all settings, so that `TID.load` gives the same scores."""
-        self._fitted()
+        self.check_fitted()
         draws = {"shape": list(self.draws.shape), "count": len(self.draws), "seed": self.draws.seed}
         header = {
             "kind": "tid",
@@ -284,11 +283,11 @@ class TID(Attributor):
             raise WhenceError(f"{path} was made for another model: {differs}")
         tid.observations = header["observations"]
         if tid.options.curvature == "identity":
-            tid._roots = {block.name: (None, None) for block in tid._probe.blocks}
+            tid._roots = {block.name: (None, None) for block in tid.probe.blocks}
             return tid
-        tid._moments = Moments(tid._probe.blocks, denoiser.device, next(iter(tensors.values())).dtype)
+        tid._moments = Moments(tid.probe.blocks, denoiser.device, next(iter(tensors.values())).dtype)
         tid._moments.restore(tensors, header["counts"])
-        tid._roots = tid._moments.roots(tid.options.damping, tid._probe.dtype)
+        tid._roots = tid._moments.roots(tid.options.damping, tid.probe.dtype)
         return tid
 
     @property
@@ -307,53 +306,38 @@ class TID(Attributor):
 
     # --- checks and sizes --------------------------------------------------------------------------------------------
 
-    def _fitted(self) -> dict[str, Roots]:
+    @property
+    def roots(self) -> dict[str, Roots]:
+        """The roots of every block's inverse curvature, once there is one."""
+        self.check_fitted()
+        assert self._roots is not None
+        return self._roots
+
+    def check_fitted(self) -> None:
+        """Refuse to go on without a curvature."""
         if self._roots is None:
             raise WhenceError("this TID has no curvature yet: call fit(dataset) first, or load a saved one")
-        return self._roots
 
     def _chosen(self, dataset: Dataset, samples: int | None) -> Tensor:
         count = length(dataset)
-        self._check_shape(item_shape(dataset), "the data set")
+        self.probe.check_shape(item_shape(dataset), "the data set")
         if samples is None:
             return torch.arange(count)
         if not 1 <= samples <= count:
             raise WhenceError(f"samples must be from 1 to the {count} items of the data set, not {samples}")
         return torch.randperm(count, generator=torch.Generator().manual_seed(self.draws.seed))[:samples].sort().values
 
-    def _check_shape(self, shape: tuple[int, ...], what: str) -> None:
-        if shape != self.draws.shape:
-            raise WhenceError(f"{what} has images of shape {shape}, the draws {self.draws.shape}: they must be alike")
-
-    def _queries(self, queries: Tensor | Dataset) -> tuple[Tensor, Cond]:
-        self._fitted()
-        if len(queries) == 0:
-            raise WhenceError("there are no queries: give at least one image")
-        self._check_shape(tuple(queries.shape[1:]) if isinstance(queries, Tensor) else item_shape(queries), "the set of queries")
-        return self._read(queries, list(range(len(queries))), "query")
-
-    def _read(self, dataset: Any, indices: list[int], what: str = "item") -> tuple[Tensor, Cond]:
-        x, cond = collate([dataset[index] for index in indices], indices, self.draws.shape, what)
-        device = self.denoiser.device
-        return x.to(device, self._probe.network_dtype), map_cond(cond, lambda value: value.to(device))
-
     def _budget(self) -> int:
         if self.memory is not None:
             return self.memory
         return int(_SHARE * free_memory(self.denoiser.device))
 
-    def _query_group(self, count: int) -> int:
+    def query_group(self, count: int) -> int:
         """How many queries' preconditioned gradients fit into half of the budget."""
-        per_query = sum(block.columns * block.outputs for block in self._probe.blocks) * torch.finfo(self._probe.dtype).bits // 8
+        per_query = sum(block.columns * block.outputs for block in self.probe.blocks) * torch.finfo(self.probe.dtype).bits // 8
         return max(1, min(count, self._budget() // 2 // per_query))
 
-    def _compile_for(self, batch: int, images: int) -> None:
-        """Compile where asked, or where a run is long enough to repay the minute it takes."""
-        worth = self.denoiser.device.type == "cuda" and images * len(self.draws) >= _WORTH * batch
-        if worth if self._compile is None else self._compile:
-            self._probe.compile(batch)
-
-    def _micro_batch(self, dataset: Dataset, batch_size: int) -> int:
+    def micro_batch(self, dataset: Dataset, batch_size: int) -> int:
         """How many images at once fit into the other half: their activations, and one layer's gradients."""
         if batch_size < 1:
             raise WhenceError(f"batch_size must be at least 1, not {batch_size}")
@@ -363,17 +347,13 @@ class TID(Attributor):
 
     def _measured(self, dataset: Dataset) -> int:
         """Bytes that one more image in a batch takes."""
-        held, largest, width = 0, 0, torch.finfo(self._probe.dtype).bits // 8
+        held, largest, width = 0, 0, torch.finfo(self.probe.dtype).bits // 8
 
         def consume(block: Block, factors: Factors) -> None:
             nonlocal held, largest
             held += sum(factor.numel() * factor.element_size() for factor in factors if factor is not None)
             largest = max(largest, block.columns * block.outputs * width)
 
-        x, cond = self._read(dataset, [0])
-        self._probe.run(x, cond, 0, "train", [0], consume)
+        x, cond = self.probe.read(dataset, [0])
+        self.probe.run(x, cond, 0, "train", [0], consume)
         return 3 * held + 2 * largest
-
-
-def _rows(cond: Cond, rows: slice) -> Cond:
-    return map_cond(cond, lambda value: value[rows])

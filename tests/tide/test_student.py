@@ -60,7 +60,7 @@ def test_the_compiled_pass_gives_the_same_matrix_and_activations() -> None:
     tid = teacher()
     x, draw = Noise(5).x, fresh_draw(tid, 0, 0)
     expected = tid.pairwise_and_streams(x, draw)
-    tid._probe._capture.compile(5, torch.float32, backend="aot_eager", tapped=True)
+    tid.probe._capture.compile(5, torch.float32, backend="aot_eager", tapped=True)
     torch.testing.assert_close(tid.pairwise_and_streams(x, draw), expected, rtol=1e-4, atol=1e-5)
 
 

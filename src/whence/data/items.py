@@ -90,6 +90,11 @@ def map_cond(cond: Cond, change: Callable[[Tensor], Tensor]) -> Cond:
     return None if cond is None else change(cond)
 
 
+def cond_rows(cond: Cond, rows: slice) -> Cond:
+    """The condition of some images of a batch."""
+    return map_cond(cond, lambda value: value[rows])
+
+
 def batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Tensor, Cond]]:
     """The data set's fixed views in order, as batches; the last one may be smaller."""
     count, shape = length(dataset), item_shape(dataset)

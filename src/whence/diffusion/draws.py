@@ -57,10 +57,13 @@ class Draws:
         return f"Draws({self.process!r}, shape={self.shape}, count={len(self)}, seed={self.seed})"
 
 
-def independent_draw(draws: Draws, role: str, index: int, m: int) -> Draw:
-    """A draw of one's own for one item (RQ2): a noise level of the same grid and fresh noise, a function of role, index and m."""
+def independent_draw(draws: Draws, role: str, index: int, m: int, own_level: bool = True) -> Draw:
+    """A draw of one's own for one item: fresh noise, a function of role, index and m, at a noise level of the same grid.
+
+    `own_level`: the level is drawn as well (RQ2); False: it is that of draw m.
+    """
     generator = torch.Generator().manual_seed(stream(draws.seed, f"{role} {index}", m))
-    level = int(torch.randint(len(draws), (), generator=generator))
+    level = int(torch.randint(len(draws), (), generator=generator)) if own_level else m
     return Draw(draws.sigmas[level], torch.randn(draws.shape, generator=generator))
 
 

@@ -174,6 +174,31 @@ def preconditioned_side(block: Block, factors: Factors, scale: Scale, roots: Roo
     return Side("gradients", gradient=torch.bmm(b.transpose(1, 2), inner).flatten(1), ones_gradient=ones)
 
 
+def summed_gradient(block: Block, factors: Factors) -> Tensor:
+    """Each sample's gradient, the bias's column last: [B, q, p + one]; a vector block's as [B, q, 1]."""
+    a, b = factors
+    if a is None:
+        return b.transpose(1, 2)
+    gradient = torch.bmm(b.transpose(1, 2), a)
+    return torch.cat([gradient, b.sum(1)[..., None]], 2) if block.one else gradient
+
+
+def preconditioned_gradients(block: Block, gradients: Tensor, roots: Roots) -> Side:
+    """A side with A^-1 and B^-1 applied to gradients [Q, q, p + one], which may be sums of several."""
+    root_a, root_b = roots
+    if root_b is not None:
+        root_b = root_b.to(gradients)
+        gradients = root_b.transpose_times(root_b.times(gradients.transpose(1, 2))).transpose(1, 2)
+    if block.inputs == 0:
+        return Side("gradients", gradient=gradients[..., 0])
+    if root_a is not None:
+        root_a = root_a.to(gradients)
+        full = root_a.weight if root_a.one is None else torch.cat([root_a.weight, root_a.one[:, None]], 1)
+        gradients = gradients @ full.T @ full
+    inner, one = gradients[..., : block.inputs], gradients[..., block.inputs] if block.one else None
+    return Side("gradients", gradient=inner.flatten(1), ones_gradient=one)
+
+
 def compare(queries: Side, samples: Side) -> Tensor:
     """The kernel of every query with every sample, [Q, B], in float32 or better."""
     if samples.path == "pairs":

@@ -1,0 +1,70 @@
+"""DAS, the diffusion attribution score (Lin et al. 2025): D-TRAK's kernel with each image's residual and leverage, squared.
+
+Gradients are normalised at every draw before they are averaged. The released code has several forms; this is the sane one:
+(phi_q^T (Phi^T Phi + lambda)^-1 phi_i r_i / (1 - h_i))^2.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..attributor import Pieces
+from ..data.items import Dataset
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.draws import Draws
+from ..errors import WhenceError
+from ..probe import Precision, Target
+from .gradients import ProjectedGradients
+from .sketch import SIDE
+
+
+class DAS(ProjectedGradients):
+    """The diffusion attribution score.
+
+    Args:
+        target: "loss", as the paper that compares with it has it, or "sum" of the output, as its released code has.
+        the others: those of `ProjectedGradients`.
+    """
+
+    unit = True
+    errors = True
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        draws: Draws,
+        dim: int | str | None = None,
+        seed: int = 0,
+        side: int = SIDE,
+        lambda_rel: float | None = None,
+        lambda_abs: float | None = None,
+        effective_dim: float = 0.1,
+        *,
+        target: Target = "loss",
+        precision: Precision | None = None,
+        compile: bool | None = None,
+    ) -> None:
+        if target not in ("loss", "sum"):
+            raise WhenceError(f"target is {target!r}; DAS has 'loss' and 'sum'")
+        super().__init__(denoiser, draws, target, dim, seed, side, lambda_rel, lambda_abs, effective_dim, precision, compile)
+
+    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
+        """The squared, corrected kernel of every query with piece after piece of the training set."""
+        features = self.query_features(queries, dataset, batch_size)
+        correction = self.residuals().to(features.device) / (1 - self.leverage().clamp(max=0.999))
+        for first, scores in self.kernel.pieces(features):
+            yield first, (scores * correction[first : first + scores.shape[1]]) ** 2
+
+    def leverage(self) -> Tensor:
+        """h_i of every training image, [N]."""
+        return self.kernel.leverage()
+
+    def residuals(self) -> Tensor:
+        """r_i of every training image, [N]: its errors over the draws, as a unit vector, averaged.
+
+        So r_i says how evenly the error is spread over the noise levels, not how large it is, as in the released code.
+        """
+        errors = torch.cat([block[:, self._sketch.dim :] for _, block in self._fitted().blocks()]).sqrt()  # [N, M]
+        return F.normalize(errors, dim=1).mean(1)
