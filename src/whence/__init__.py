@@ -1,6 +1,6 @@
 """whence: which training images made this generated image?"""
 
-from . import data, models
+from . import baselines, data, models
 from .attribution import Attribution
 from .bank import Bank
 from .diffusion.denoiser import Coverage, Denoiser
@@ -32,6 +32,7 @@ __all__ = [
     "Process",
     "VPrediction",
     "WhenceError",
+    "baselines",
     "data",
     "lambda_rank_loss",
     "models",
