@@ -1,7 +1,11 @@
 """What the paper compares with, each behind the protocol of `whence.attributor.Attributor`."""
 
 from .ablations import Ablation, ablations
+from .das import DAS
+from .dtrak import DTRAK, TRAK
+from .encoder import Encoder
+from .kfac_influence import KFACInfluence
 from .pixel import Pixel
 from .random import Random
 
-__all__ = ["Ablation", "Pixel", "Random", "ablations"]
+__all__ = ["DAS", "DTRAK", "TRAK", "Ablation", "Encoder", "KFACInfluence", "Pixel", "Random", "ablations"]
