@@ -1,5 +1,10 @@
 """Does removing what was found change what is generated? The measures and the statistics of that question."""
 
+from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
+from .metrics import METRICS, available, metric
+from .perceptual import LPIPS, STLPIPS
+from .similarity import MSE, SSIM, Embedding, Metric, to_unit
+from .standins import AugNet, EfficientNetLite0
 from .statistics import (
     Estimate,
     Interval,
@@ -22,15 +27,29 @@ from .statistics import (
 )
 
 __all__ = [
+    "LPIPS",
+    "METRICS",
+    "MSE",
+    "SSCD",
+    "SSIM",
+    "STLPIPS",
+    "AugNet",
+    "CLIPSimilarity",
+    "DINOv2Similarity",
+    "EfficientNetLite0",
+    "Embedding",
     "Estimate",
     "Interval",
+    "Metric",
     "Noise",
     "PairedTest",
     "auc",
     "auc_interval",
+    "available",
     "budget",
     "estimate",
     "expected_random_union",
+    "metric",
     "noise",
     "paired_test",
     "per_seed_auc",
@@ -40,4 +59,5 @@ __all__ = [
     "ratio_interval",
     "removal_union",
     "similarity_ratio",
+    "to_unit",
 ]
