@@ -1,6 +1,6 @@
 """whence: which training images made this generated image?"""
 
-from . import baselines, data, models
+from . import baselines, data, evaluation, models
 from .attribution import Attribution
 from .bank import Bank
 from .diffusion.denoiser import Coverage, Denoiser
@@ -34,6 +34,7 @@ __all__ = [
     "WhenceError",
     "baselines",
     "data",
+    "evaluation",
     "lambda_rank_loss",
     "models",
     "preset",
