@@ -5,7 +5,8 @@ from .das import DAS
 from .dtrak import DTRAK, TRAK
 from .encoder import Encoder
 from .kfac_influence import KFACInfluence
+from .mucs import MUCS
 from .pixel import Pixel
 from .random import Random
 
-__all__ = ["DAS", "DTRAK", "TRAK", "Ablation", "Encoder", "KFACInfluence", "Pixel", "Random", "ablations"]
+__all__ = ["DAS", "DTRAK", "MUCS", "TRAK", "Ablation", "Encoder", "KFACInfluence", "Pixel", "Random", "ablations"]
