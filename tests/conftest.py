@@ -9,6 +9,7 @@ import torch
 
 import whence
 from helpers import PROCESSES
+from worlds import World, make_world
 
 
 @pytest.fixture(params=PROCESSES)
@@ -23,3 +24,9 @@ def weights_equal() -> Callable[[torch.nn.Module, torch.nn.Module], bool]:
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
     return equal
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    """Made once for all claims about it."""
+    return make_world()

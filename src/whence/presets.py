@@ -38,19 +38,16 @@ class Preset:
             torch.manual_seed(seed)
             return self.build()
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """The arguments of `whence.train`."""
+        names = ("steps", "batch_size", "lr", "ema", "warmup", "flip", "augment")
+        return {name: getattr(self, name) for name in names}
+
     def train(self, dataset: Dataset, store: str | os.PathLike[str] | None = None, seed: int = 0, **changes: Any) -> nn.Module:
         """`whence.train` with this preset's network and settings; `changes` are further arguments of it."""
-        settings: dict[str, Any] = {
-            "steps": self.steps,
-            "batch_size": self.batch_size,
-            "lr": self.lr,
-            "ema": self.ema,
-            "warmup": self.warmup,
-            "flip": self.flip,
-            "augment": self.augment,
-        }
         network = changes.pop("network", None) or self.network(seed)
-        return train(network, network.process, dataset, store=store, seed=seed, **{**settings, **changes})
+        return train(network, network.process, dataset, store=store, seed=seed, **{**self.training, **changes})
 
 
 def _digits() -> DiT:
@@ -59,12 +56,19 @@ def _digits() -> DiT:
     return DiT(image_size=8, channels=1, stem=(4,), resample=(1,), gelu="none", dropout=0.0, **small)
 
 
+def _cifar10_small() -> DiT:
+    # one stem block: two of them, of a few channels at full resolution, would take longer than the transformer
+    small: dict[str, Any] = {"width": 256, "depth": 6, "heads": 4, "patch": 4, "cond_width": 128, "registers": 4}
+    return DiT(stem=(4,), resample=(1,), stem_kernel=3, dropout=0.0, **small)
+
+
 _PAPER: dict[str, Any] = {"batch_size": 128, "warmup": 10_000, "flip": True, "augment": 0.12}
 
 PRESETS = {
     preset.name: preset
     for preset in (
         Preset("digits", _digits, steps=1400, batch_size=64, lr=2e-3, warmup=70, ema=0.998),
+        Preset("cifar10-small", _cifar10_small, steps=4000, batch_size=256, lr=1e-3, warmup=200, flip=True),
         Preset("cifar10", DiT.cifar10, steps=200_000, lr=1e-4, **_PAPER),
         Preset("artbench10", DiT.artbench10, steps=250_000, lr=2e-4, guidance=2.0, **_PAPER),
         Preset("coco", DiT.coco, steps=300_000, lr=2e-4, guidance=3.0, **_PAPER),

@@ -43,6 +43,14 @@ def save_json(path: str | os.PathLike[str], content: Any) -> None:
     atomically(path, lambda part: Path(part).write_text(json.dumps(content, indent=2) + "\n"))
 
 
+def load_json(path: str | os.PathLike[str]) -> Any:
+    """What `save_json` wrote."""
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise WhenceError(f"{path} cannot be read ({error}): restore it, or delete it to start again") from error
+
+
 def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file, atomically."""
     atomically(path, lambda part: Path(part).write_bytes(content))

@@ -6,6 +6,9 @@ Gradients are normalised at every draw before they are averaged. The released co
 
 from __future__ import annotations
 
+import os
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,12 +53,18 @@ class DAS(ProjectedGradients):
             raise WhenceError(f"target is {target!r}; DAS has 'loss' and 'sum'")
         super().__init__(denoiser, draws, target, dim, seed, side, lambda_rel, lambda_abs, effective_dim, precision, compile)
 
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None) -> Self:
+        """Project every training image's gradients, invert their kernel, and find residuals and leverages."""
+        super().fit(dataset, batch_size, store=store)
+        device = self.denoiser.device
+        self._correction = self.residuals().to(device) / (1 - self.leverage().clamp(max=0.999))  # [N]
+        return self
+
     def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
         """The squared, corrected kernel of every query with piece after piece of the training set."""
         features = self.query_features(queries, dataset, batch_size)
-        correction = self.residuals().to(features.device) / (1 - self.leverage().clamp(max=0.999))
         for first, scores in self.kernel.pieces(features):
-            yield first, (scores * correction[first : first + scores.shape[1]]) ** 2
+            yield first, (scores * self._correction[first : first + scores.shape[1]]) ** 2
 
     def leverage(self) -> Tensor:
         """h_i of every training image, [N]."""

@@ -116,6 +116,10 @@ class Feed:
             x, cond = batch
             yield self._move(x), map_cond(cond, self._move)
 
+    def whole(self) -> tuple[Tensor, Cond]:
+        """All images and conditions on the device."""
+        return self._load() if self._whole is None else self._whole
+
     def _load(self) -> tuple[Tensor, Cond]:
         items: list[Any] = []
         with bar(self.order.count, "reading", "image", delay=1) as progress:

@@ -107,7 +107,7 @@ def train(
     warmup = steps // 20 if warmup is None else warmup
     settings = Settings(batch_size, lr, ema, seed, coupled, warmup, weight_decay, flip, augment)
     if augment:
-        _check_takes_bit(network, call)
+        check_takes_bit(network, call)
     count = length(dataset)
     kept = kept_indices(keep, count)
     usable = count if kept is None else len(kept)
@@ -148,7 +148,7 @@ def train(
         deferred_interrupt() as interrupted,
         bar(steps, "training", initial=start) as progress,
     ):
-        losses = _Losses(device, checkpoint)
+        losses = Losses(device, checkpoint)
         for step, batch in zip(range(start, steps), feed.batches(range(start, steps)), strict=True):
             losses.add(step, run.step(step, *batch))
             progress.update()
@@ -223,7 +223,7 @@ class _Run:
         return self._generator.manual_seed(stream(self.settings.seed, name, step))
 
 
-class _Losses:
+class Losses:
     """The losses of the last steps, left on the device and looked at together, so that no step waits for the device."""
 
     def __init__(self, device: torch.device, checkpoint: Checkpoint | None) -> None:
@@ -261,7 +261,7 @@ class _Losses:
         return f"lower lr; the last good checkpoint is {self._checkpoint.path}, of step {self._checkpoint.step}"
 
 
-def _check_takes_bit(network: nn.Module, call: Call | None) -> None:
+def check_takes_bit(network: nn.Module, call: Call | None) -> None:
     parameters = inspect.signature(call or network.forward).parameters
     if "augmented" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise WhenceError(

@@ -1,8 +1,13 @@
-"""Does removing what was found change what is generated? The measures and the statistics of that question."""
+"""Does removing what was found change what is generated? The protocol, the measures and the statistics of that question."""
 
+from .counterfactual import Method, counterfactual
 from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
+from .lds import LDS, datamodelling_score, lds
+from .methods import ablated, standard
 from .metrics import METRICS, available, metric
 from .perceptual import LPIPS, STLPIPS
+from .results import Results, Row, Summary
+from .setup import Setup
 from .similarity import MSE, SSIM, Embedding, Metric, to_unit
 from .standins import AugNet, EfficientNetLite0
 from .statistics import (
@@ -27,6 +32,7 @@ from .statistics import (
 )
 
 __all__ = [
+    "LDS",
     "LPIPS",
     "METRICS",
     "MSE",
@@ -40,15 +46,24 @@ __all__ = [
     "Embedding",
     "Estimate",
     "Interval",
+    "Method",
     "Metric",
     "Noise",
     "PairedTest",
+    "Results",
+    "Row",
+    "Setup",
+    "Summary",
+    "ablated",
     "auc",
     "auc_interval",
     "available",
     "budget",
+    "counterfactual",
+    "datamodelling_score",
     "estimate",
     "expected_random_union",
+    "lds",
     "metric",
     "noise",
     "paired_test",
@@ -59,5 +74,6 @@ __all__ = [
     "ratio_interval",
     "removal_union",
     "similarity_ratio",
+    "standard",
     "to_unit",
 ]

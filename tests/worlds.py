@@ -1,10 +1,9 @@
-"""A model trained on digits and a planted group, with its teacher and student: made once for all claims about them."""
+"""A model trained on digits and a planted group, with its teacher and student: what claims about finding sources are about."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -38,8 +37,8 @@ def pattern() -> Tensor:
     return board[None]
 
 
-@pytest.fixture(scope="session")
-def world() -> World:
+def make_world() -> World:
+    """About two minutes on two cores."""
     generator = torch.Generator().manual_seed(0)
     digits = next(batches(whence.data.digits(), DIGITS))[0]
     planted = (0.9 * pattern() + 0.15 * torch.randn(PLANTED, 1, 8, 8, generator=generator)).clamp(-1, 1)
