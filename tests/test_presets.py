@@ -37,5 +37,5 @@ def test_a_preset_trains_with_its_settings_and_with_changes_to_them(weights_equa
 
 
 def test_an_unknown_preset_is_refused_naming_those_there_are():
-    with pytest.raises(whence.WhenceError, match="no preset 'cifar'; there are digits, cifar10"):
+    with pytest.raises(whence.WhenceError, match="no preset 'cifar'; there are digits, cifar10-small, wikiart-small"):
         whence.preset("cifar")

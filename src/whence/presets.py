@@ -1,10 +1,12 @@
-"""Named settings: a network and how to train and sample it, for the demo's digits and for the paper's three experiments."""
+"""Named settings: a network and how to train and sample it, for the demo's digits, for the paper's three experiments, and for
+smaller ones like them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,13 +64,21 @@ def _cifar10_small() -> DiT:
     return DiT(stem=(4,), resample=(1,), stem_kernel=3, dropout=0.0, **small)
 
 
+def _small_64(**condition: Any) -> DiT:
+    small: dict[str, Any] = {"width": 256, "depth": 6, "heads": 4, "patch": 4, "cond_width": 256, "registers": 4}
+    return DiT(image_size=64, stem=(8, 8), resample=(1, 2), stem_kernel=3, dropout=0.0, **small, **condition)
+
+
+_SMALL: dict[str, Any] = {"batch_size": 256, "warmup": 200, "flip": True}
 _PAPER: dict[str, Any] = {"batch_size": 128, "warmup": 10_000, "flip": True, "augment": 0.12}
 
 PRESETS = {
     preset.name: preset
     for preset in (
         Preset("digits", _digits, steps=1400, batch_size=64, lr=2e-3, warmup=70, ema=0.998),
-        Preset("cifar10-small", _cifar10_small, steps=4000, batch_size=256, lr=1e-3, warmup=200, flip=True),
+        Preset("cifar10-small", _cifar10_small, steps=4000, lr=1e-3, **_SMALL),
+        Preset("wikiart-small", partial(_small_64, classes=10), steps=6000, lr=1e-3, guidance=2.0, **_SMALL),
+        Preset("coco-small", partial(_small_64, cond_dim=768), steps=6000, lr=1e-3, guidance=3.0, **_SMALL),
         Preset("cifar10", DiT.cifar10, steps=200_000, lr=1e-4, **_PAPER),
         Preset("artbench10", DiT.artbench10, steps=250_000, lr=2e-4, guidance=2.0, **_PAPER),
         Preset("coco", DiT.coco, steps=300_000, lr=2e-4, guidance=3.0, **_PAPER),

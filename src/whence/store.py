@@ -120,6 +120,15 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> tu
         return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (safe_open is no dict)
 
 
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON header alone."""
+    with _opened(path, "cpu") as file:
+        header: dict[str, Any] | None = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+    if header is None:
+        raise WhenceError(f"{path} is a safetensors file, but not one that whence wrote")
+    return header
+
+
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str], device: str | torch.device) -> Iterator[Any]:
     if not Path(path).is_file():

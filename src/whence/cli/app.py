@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import WhenceError
 from .demo import run_demo
+from .evaluate import run_evaluation, write_report
 
 
 class Commands(TyperGroup):
@@ -56,3 +57,30 @@ def demo(
 ) -> None:
     """Train a small diffusion model on handwritten digits, generate eight images, and find the training digits that made them."""
     run_demo(out, seed)
+
+
+@app.command()
+def evaluate(
+    name: Annotated[str, typer.Argument(help="digits, cifar10-small, wikiart-small, coco-small, cifar10, artbench10 or coco.")],
+    out: Annotated[Path, typer.Option(help="Folder for every stage; a run that was interrupted goes on from there.")],
+    data: Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many; each is an experiment of its own.")] = 1,
+    method: Annotated[list[str] | None, typer.Option(help="A method by name, again for more; none: all.")] = None,
+    fraction: Annotated[list[float] | None, typer.Option(help="Share of the training set removed for each query.")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="A similarity by name, again for more.")] = None,
+    coupled: Annotated[bool, typer.Option(help="Whether retraining shares batches and noise with the full training.")] = True,
+) -> None:
+    """Remove what each method found, retrain, regenerate from the same noise, and see whether the images change."""
+    run_evaluation(name, out, data, seeds, method, fraction, metric, coupled)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Of an evaluation.")],
+    what: Annotated[list[str] | None, typer.Argument(help="Tables and figures by name; none: all.")] = None,
+    of: Annotated[str | None, typer.Option(help="The evaluation's name, for the figure of training images.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Its data set.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="The budget that tables are of; none: the first.")] = None,
+) -> None:
+    """Write the tables and figures of an evaluation as Markdown, CSV and PNG."""
+    write_report(folder, what, of, data, fraction)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..attributor import Attributor
-from ..data.items import Dataset, length
+from ..data.items import Dataset, Drawable, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.streams import stream
 from ..errors import WhenceError
@@ -32,7 +32,7 @@ from .statistics import budget, removal_union
 
 Method = Callable[[Denoiser, Dataset, Path], Attributor]  # model, training set and a folder to keep things in: fitted
 CONTROL = "random"
-TOGETHER = 12  # networks that are trained as one, where they are
+_TOGETHER = 12  # networks that are trained as one, where they are
 
 
 def counterfactual(
@@ -72,13 +72,13 @@ def counterfactual(
     made, missing = available(metrics)
     for why in missing.values():
         warnings.warn(why, stacklevel=2)
-    if together is None:
-        together = TOGETHER if next(setup.network(0).parameters()).is_cuda else 1
+    together = networks_at_once(setup, together)
     rows: list[Row] = []
     for seed in seeds:
         study = Study(setup, place / f"seed-{seed}", seed, count, queries if isinstance(queries, Tensor) else None)
         removals = list(study.removals(methods, fractions, controls))
         study.retrain([removed for _, _, removed in removals], coupled, together)
+        study.note(removals)
         for name, fraction, removed in removals:
             for metric, values in study.similarities(removed, made).items():
                 rows += [
@@ -87,6 +87,14 @@ def counterfactual(
     results = Results(rows)
     results.save(place / "results.csv")
     return results
+
+
+def networks_at_once(setup: Setup, wanted: int | None) -> int:
+    """How many networks are trained as one: on a GPU that is several times faster, on a CPU it is not."""
+    if wanted is not None:
+        return max(1, wanted)
+    on_gpu = next(setup.network(0).parameters()).is_cuda
+    return _TOGETHER if on_gpu and not isinstance(setup.dataset, Drawable) else 1
 
 
 def _given(queries: int | Tensor) -> str | None:
@@ -167,7 +175,8 @@ class Study:
         fitted = time.monotonic() - started
         scores = attributor.scores(images, self.setup.dataset)
         seconds = {"fit": fitted, "score": time.monotonic() - started - fitted}
-        save(path, {"scores": scores}, {"kind": "scores", "method": name, "seconds": seconds, "about": attributor.about})
+        header = {"kind": "scores", "method": name, "seconds": seconds, "about": attributor.about, "images": scores.shape[1]}
+        save(path, {"scores": scores}, header)
         return scores
 
     def _queries(self) -> Any:
@@ -200,11 +209,26 @@ class Study:
     def _regenerated(self, key: str) -> Path:
         return self.folder / "regenerated" / f"{key}.safetensors"
 
+    def note(self, removals: Sequence[tuple[str, float, Tensor]]) -> None:
+        """Write down which images were removed for whom, for those who look at the folder afterwards."""
+        path = self.folder / "removals.json"
+        known = load_json(path) if path.exists() else {}
+        save_json(path, known | {f"{name} {fraction:g}": fingerprint(removed) for name, fraction, removed in removals})
+
     def similarities(self, removed: Tensor, metrics: Mapping[str, Any]) -> dict[str, Tensor]:
         """By metric, how alike each image and its regeneration are, [Q]."""
         original = to_unit(self.images())
         again = to_unit(load(self._regenerated(fingerprint(removed)))[0]["images"])
         return {metric.name: metric(original, again).float().cpu() for metric in metrics.values()}
+
+
+def regenerated_path(study: Path, method: str, fraction: float) -> Path:
+    """Where the folder of a seed has the images that were regenerated after a method's removal."""
+    known = load_json(study / "removals.json")
+    key = f"{method} {fraction:g}"
+    if key not in known:
+        raise WhenceError(f"{study} has no regenerated images of {method} at {100 * fraction:g} %")
+    return study / "regenerated" / f"{known[key]}.safetensors"
 
 
 def slug(name: str) -> str:

@@ -23,7 +23,7 @@ from ..errors import WhenceError
 from ..probe import Outcome
 from ..store import check_folder, fingerprint, load, save
 from ..tide.ranking import spearman
-from .counterfactual import TOGETHER, Method, Study, claim
+from .counterfactual import Method, Study, claim, networks_at_once
 from .setup import Setup
 from .statistics import Estimate, Interval, estimate
 
@@ -78,8 +78,7 @@ def lds(
         )
     check_folder(place)
     claim(place, {**setup.identity(), "queries": queries, "given": None, "coupled": coupled})
-    if together is None:
-        together = TOGETHER if next(setup.network(0).parameters()).is_cuda else 1
+    together = networks_at_once(setup, together)
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
     for seed in seeds:
         study = Study(setup, place / f"seed-{seed}", seed, queries, None)

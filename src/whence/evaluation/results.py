@@ -22,7 +22,6 @@ from .statistics import (
     Interval,
     auc_interval,
     estimate,
-    noise,
     per_seed_auc,
     per_seed_ratio,
     pooled_auc,
@@ -94,7 +93,7 @@ class Results:
 
     def controls(self, metric: str, fraction: float) -> dict[int, Tensor]:
         """Those of the random controls by seed, [C, Q] each."""
-        names = self._control_names()
+        names = self.control_names
         if not names:
             raise WhenceError("these results have no random controls: run the evaluation with controls=3")
         each = [self.similarities(name, metric, fraction) for name in names]
@@ -131,24 +130,9 @@ class Results:
         ]
         return estimate(sum(one[seed] for one in by_metric) / len(by_metric) for seed in by_metric[0])
 
-    def table(self, fraction: float | None = None) -> str:
-        """Table 1 in Markdown: the AUC by metric and on average, mean over seeds and its standard error.
-
-        The last row is that of random against random: the root mean square of its distance from .5.
-        """
-        fraction = self.fractions[0] if fraction is None else fraction
-        head = ["method", *self.metrics, "mean", "removed"]
-        lines = [head, ["---"] * len(head)]
-        for method in self.methods:
-            found = [self.summary(method, metric, fraction) for metric in self.metrics]
-            aucs = [_plus_minus(summary.auc) for summary in found]
-            lines.append([method, *aucs, _plus_minus(self.mean_auc(method, fraction)), f"{found[0].removed:,.0f}"])
-        spread = [f".5 ± {noise(self.controls(metric, fraction)).deviation:.3f}".replace("0.", ".") for metric in self.metrics]
-        sizes = [size for name in self._control_names() for size in self.removed(name, fraction).values()]
-        lines.append(["random against random", *spread, "", f"{sum(sizes) / len(sizes):,.0f}"])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    def _control_names(self) -> list[str]:
+    @property
+    def control_names(self) -> list[str]:
+        """Those of the random controls."""
         return [name for name in dict.fromkeys(row.method for row in self.rows) if name.startswith(_CONTROL)]
 
     # --- on disk -----------------------------------------------------------------------------------------------------
@@ -178,8 +162,3 @@ class Results:
                 raise WhenceError(
                     f"{path} is not a table of results ({error}): restore it, or run the evaluation again"
                 ) from error
-
-
-def _plus_minus(value: Estimate) -> str:
-    mean = f"{value.mean:.3f}".replace("0.", ".")
-    return mean if value.count < 2 else f"{mean} ± {value.error:.3f}".replace("0.", ".")

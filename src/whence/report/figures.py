@@ -48,6 +48,37 @@ def attribution_rows(path: str | os.PathLike[str], queries: Tensor, methods: Map
     _write(figure, path)
 
 
+def image_grid(path: str | os.PathLike[str], rows: Mapping[str, Tensor], title: str) -> None:
+    """Rows of images [K, C, H, W] in [-1, 1], each under its name."""
+    columns = max(len(images) for images in rows.values())
+    figure, axes = _canvas(len(rows), columns + 1, title, ratios=[1.6, *[1] * columns])
+    for line, (name, images) in zip(axes, rows.items(), strict=True):
+        line[0].text(1, 0.5, name, ha="right", va="center", fontsize=9)
+        for axis, image in zip(line[1:], images, strict=False):
+            _show(axis, image, "")
+    _write(figure, path)
+
+
+def scatter(
+    path: str | os.PathLike[str], points: Mapping[str, tuple[float, float, float]], across: str, up: str, line: float
+) -> None:
+    """Named points (x, y, error of y) on a logarithmic x, with a dotted line at one height."""
+    need("matplotlib", "demo")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    for name, (x, y, error) in points.items():
+        axis.errorbar(x, y, yerr=error or None, fmt="o", color="tab:blue" if name.startswith("TID") else "0.4", capsize=2)
+        axis.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    axis.axhline(line, color="tab:orange", linestyle=":")
+    axis.set(xscale="log", xlabel=across, ylabel=up)
+    axis.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
 def _canvas(rows: int, columns: int, title: str, ratios: Sequence[float] | None = None) -> tuple[Any, Any]:
     need("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

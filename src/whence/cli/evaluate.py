@@ -1,0 +1,58 @@
+"""`whence evaluate` and `whence report`: run a named evaluation, and write its tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ..errors import WhenceError
+from ..evaluation.experiments import experiment
+from ..report.studies import accuracy_and_cost, found, regenerated
+from ..report.tables import Tables
+
+FIGURES = ("regenerated", "found", "accuracy-cost")
+
+
+def run_evaluation(
+    name: str,
+    out: Path,
+    data: Path | None,
+    seeds: int,
+    methods: Sequence[str] | None,
+    fractions: Sequence[float] | None,
+    metrics: Sequence[str] | None,
+    coupled: bool,
+) -> None:
+    """Train, attribute, remove, retrain, regenerate and compare; then show the first table."""
+    if seeds < 1:
+        raise WhenceError(f"there must be at least one seed, not {seeds}")
+    experiment(name).run(out, data, range(seeds), methods, fractions, metrics, coupled)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Tables(out).auc().markdown(), markup=False)
+    console.print(f"all rows: {out / 'results.csv'}; all tables and figures: whence report {out}")
+
+
+def write_report(folder: Path, what: Sequence[str] | None, name: str | None, data: Path | None, fraction: float | None) -> None:
+    """Write tables as Markdown and CSV and figures as PNG into the evaluation's folder, all or some by name."""
+    tables, place = Tables(folder, fraction), folder / "report"
+    known = tables.all()
+    wanted = list(what or [*known, *FIGURES])
+    unknown = [one for one in wanted if one not in known and one not in FIGURES]
+    if unknown:
+        raise WhenceError(f"there is no table or figure {unknown[0]!r}; there are {', '.join([*known, *FIGURES])}")
+    console = Console(highlight=False, soft_wrap=True)
+    for one in wanted:
+        if one in known:
+            known[one].save(place, one)
+            console.print(known[one].markdown(), markup=False)
+        elif one == "regenerated":
+            regenerated(tables, place / "regenerated.png")
+        elif one == "accuracy-cost":
+            accuracy_and_cost(tables, place / "accuracy-cost.png")
+        elif name is not None:
+            found(tables, place / "found.png", experiment(name).read(data)[0])
+        elif what:
+            raise WhenceError("the figure 'found' shows training images: name the evaluation with --of, and its data with --data")
+    console.print(f"written to {place}/")

@@ -1,0 +1,178 @@
+"""The paper's tables from the folder of an evaluation: AUC, ablations, removal sizes, budgets, ratios, pairs of methods, costs.
+
+A table is a title, a head and rows of text; it writes itself as Markdown and as CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from ..errors import WhenceError
+from ..evaluation.counterfactual import slug
+from ..evaluation.results import Results
+from ..evaluation.statistics import Estimate, Interval, expected_random_union, noise, paired_test
+from ..store import load_json, read_header, save_bytes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """As Markdown, the title above."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+    def csv(self) -> str:
+        """As CSV, without the title."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.head, *self.rows])
+        return text.getvalue()
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write both."""
+        save_bytes(folder / f"{name}.md", self.markdown().encode())
+        save_bytes(folder / f"{name}.csv", self.csv().encode())
+
+
+class Tables:
+    """The tables of one evaluation.
+
+    Args:
+        folder: where it was run.
+        fraction: the budget that tables of one budget are of; None: the first.
+    """
+
+    def __init__(self, folder: str | Path, fraction: float | None = None) -> None:
+        self.folder = Path(folder)
+        self.results = Results.load(self.folder / "results.csv")
+        if not self.results.rows:
+            raise WhenceError(f"{self.folder / 'results.csv'} has no rows: run the evaluation with methods or controls")
+        self.settings: dict[str, Any] = load_json(self.folder / "settings.json")
+        self.fraction = self.results.fractions[0] if fraction is None else fraction
+        self.seeds = sorted({row.seed for row in self.results.rows})
+
+    def auc(self) -> Table:
+        """Table 1: AUC by metric and their mean; the last row is the instrument's own noise."""
+        results, at = self.results, self.fraction
+        rows = []
+        for method in results.methods:
+            found = [results.summary(method, metric, at) for metric in results.metrics]
+            each = [f"{_estimate(one.auc)} {_interval(one.auc_interval)}" for one in found]
+            pooled = sum(one.pooled_auc for one in found) / len(found)
+            rows.append([method, *each, _estimate(results.mean_auc(method, at)), _number(pooled)])
+        spread = [f".5 ± {_number(noise(results.controls(metric, at)).deviation)}" for metric in results.metrics]
+        rows.append(["random against random", *spread, "", ""])
+        head = ["removal chosen by", *results.metrics, "mean", "pooled"]
+        return Table(f"AUC against random removal, {self._words()}; mean over seeds ± standard error [95 % interval]", head, rows)
+
+    def ratios(self) -> Table:
+        """How much less alike than after random removal, in percent of its median."""
+        results, at, rows = self.results, self.fraction, []
+        for method in results.methods:
+            found = [results.summary(method, metric, at) for metric in results.metrics]
+            each = [f"{one.ratio.mean:+.1f} [{one.ratio_interval.low:+.1f}, {one.ratio_interval.high:+.1f}]" for one in found]
+            rows.append([method, *each])
+        return Table(f"Similarity ratio, percent, {self._words()} [95 % interval]", ["removal chosen by", *results.metrics], rows)
+
+    def removals(self) -> Table:
+        """How many training images the union over queries has."""
+        results, at, rows = self.results, self.fraction, []
+        for method in [*results.methods, *results.control_names]:
+            sizes = results.removed(method, at)
+            rows.append([method, *(f"{sizes[seed]:,}" if seed in sizes else "" for seed in self.seeds)])
+        queries = 1 + max(row.query for row in results.rows)
+        images = self._images()
+        if images is not None:
+            expected = expected_random_union(images, max(1, round(at * images)), queries)
+            rows.append(["random, expected", *[f"{expected:,.0f}"] * len(self.seeds)])
+        return Table(f"Training images removed, {self._words()}", ["chosen by", *(f"seed {seed}" for seed in self.seeds)], rows)
+
+    def budgets(self) -> Table:
+        """The mean AUC at every budget."""
+        results, rows = self.results, []
+        for method in results.methods:
+            rows.append([method, *(_estimate(results.mean_auc(method, at)) for at in results.fractions)])
+        return Table(
+            "Mean AUC by share removed for each query",
+            ["removal chosen by", *(f"{100 * at:g} %" for at in results.fractions)],
+            rows,
+        )
+
+    def pairs(self) -> Table:
+        """Whether two methods differ, query by query, by the first metric."""
+        results, metric, rows = self.results, self.results.metrics[0], []
+        for one, other in combinations(results.methods, 2):
+            mine, theirs = (results.similarities(name, metric, self.fraction) for name in (one, other))
+            found = paired_test(mine, theirs)
+            rows.append([one, other, f"{found.difference:+.4f}", f"{found.p_value:.4f}", str(found.pairs)])
+        head = ["method", "against", "difference of similarity", "p", "pairs"]
+        return Table(
+            f"Paired sign-flip tests, {metric}, {self._words()}; negative: the first removes what matters more", head, rows
+        )
+
+    def costs(self) -> Table:
+        """What each method took in this evaluation: seconds once and for all queries, and megabytes kept."""
+        rows = []
+        for method in self.results.methods:
+            once, each, size = self.cost(method)
+            rows.append([method, f"{once:.1f}", f"{each:.2f}", f"{size:.1f}"])
+        return Table("What attribution took, means over seeds", ["method", "once, s", "a query, s", "kept, MB"], rows)
+
+    def cost(self, method: str) -> tuple[float, float, float]:
+        """Seconds once, seconds a query, megabytes on disk: means over seeds."""
+        found = []
+        for seed in self.seeds:
+            place = self.folder / f"seed-{seed}"
+            path = place / "scores" / f"{slug(method)}.safetensors"
+            if path.exists():
+                seconds = read_header(path)["seconds"]
+                kept = sum(file.stat().st_size for file in (place / "methods" / slug(method)).rglob("*") if file.is_file())
+                found.append((seconds["fit"], seconds["score"] / self.settings["queries"], kept / 1e6))
+        if not found:
+            raise WhenceError(f"{self.folder} has no scores of {method}")
+        once, each, size = (sum(values) / len(found) for values in zip(*found, strict=True))
+        return once, each, size
+
+    def all(self) -> dict[str, Table]:
+        """Every table by the name of its file."""
+        return {
+            "auc": self.auc(),
+            "ratios": self.ratios(),
+            "removals": self.removals(),
+            "budgets": self.budgets(),
+            "pairs": self.pairs(),
+            "costs": self.costs(),
+        }
+
+    def _images(self) -> int | None:
+        """The size of the training set, as any stored scores have it."""
+        path = next(self.folder.glob("seed-*/scores/*.safetensors"), None)
+        return None if path is None else int(read_header(path)["images"])
+
+    def _words(self) -> str:
+        how = "coupled" if self.settings["coupled"] else "uncoupled"
+        seeds = "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
+        return f"top {100 * self.fraction:g} % of {self.settings['queries']} queries, {seeds}, {how} retraining"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def _estimate(value: Estimate) -> str:
+    return _number(value.mean) if value.count < 2 else f"{_number(value.mean)} ± {_number(value.error)}"
+
+
+def _interval(value: Interval) -> str:
+    return f"[{_number(value.low)}, {_number(value.high)}]"

@@ -1,0 +1,118 @@
+"""The named evaluations, one of them end to end at a tiny size, and the tables, figures and commands that show it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Subset
+from typer.testing import CliRunner
+
+import whence
+from whence.cli.app import app
+from whence.evaluation.experiments import EXPERIMENTS, Experiment, experiment
+from whence.report.studies import found
+from whence.report.tables import Tables
+
+SMALL = Subset(whence.data.digits(), range(96))
+
+
+def tiny() -> Experiment:
+    """The digits, with everything as small as it goes."""
+    return dataclasses.replace(
+        experiment("digits"),
+        read=lambda data: (SMALL, None),
+        queries=3,
+        controls=2,
+        draws=2,
+        samples=16,
+        dim=64,
+        distillation={"epochs": 1, "batch_size": 16, "dim": 16, "hidden": 8, "heads": 2},
+        unlearning={"lr": 1e-4, "batch": 8, "max_steps": 1},
+        changes={"steps": 3, "warmup": 1, "batch_size": 16},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits evaluation with every method, two seeds and two budgets."""
+    place = tmp_path_factory.mktemp("digits")
+    with pytest.warns(UserWarning, match="unlearn"):  # one step is not enough, which is said
+        tiny().run(place, seeds=(0, 1), fractions=(0.02, 0.1))
+    return place
+
+
+def test_every_method_has_its_row_and_random_against_random_the_last(folder: Path) -> None:
+    table = Tables(folder).auc()
+    assert [row[0] for row in table.rows] == [*tiny().methods(), "random against random"]
+    assert all(len(row) == len(table.head) for row in table.rows)
+    assert "top 2 % of 3 queries, 2 seeds, coupled retraining" in table.title
+
+
+def test_tables_say_what_the_rows_do(folder: Path) -> None:
+    tables = Tables(folder, fraction=0.1)
+    results = tables.results
+    removed = {row[0]: row[1:] for row in tables.removals().rows}
+    assert removed["Pixel"] == [str(results.removed("Pixel", 0.1)[seed]) for seed in (0, 1)]
+    assert removed["random, expected"][0] == "27"  # 96 (1 - (1 - 10 / 96)^3)
+    assert [len(row) for row in tables.budgets().rows] == [3] * len(results.methods)
+    assert len(tables.pairs().rows) == len(results.methods) * (len(results.methods) - 1) // 2
+    assert all(float(row[1]) >= 0 and float(row[2]) >= 0 for row in tables.costs().rows)
+    summary = results.summary("TID", results.metrics[0], 0.1)
+    assert f"{summary.ratio.mean:+.1f}" in {row[0]: row[1] for row in tables.ratios().rows}["TID"]
+
+
+def test_tables_are_written_as_markdown_and_csv_and_figures_as_png(folder: Path) -> None:
+    outcome = CliRunner().invoke(app, ["report", str(folder)])
+    assert outcome.exit_code == 0, outcome.output
+    report = folder / "report"
+    for name, table in Tables(folder).all().items():
+        assert (report / f"{name}.md").read_text() == table.markdown()
+        with open(report / f"{name}.csv", newline="") as file:
+            assert list(csv.reader(file)) == [list(table.head), *map(list, table.rows)]
+    for name in ("regenerated", "accuracy-cost"):
+        assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    found(Tables(folder), report / "found.png", SMALL, ["Pixel", "TID"])
+    assert (report / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_table_can_be_asked_for_and_an_unknown_one_is_refused(folder: Path) -> None:
+    outcome = CliRunner().invoke(app, ["report", str(folder), "removals"])
+    assert "Training images removed" in outcome.output
+    assert "AUC" not in outcome.output
+    outcome = CliRunner().invoke(app, ["report", str(folder), "beauty"])
+    assert outcome.exit_code == 1
+    assert "no table or figure 'beauty'; there are auc" in outcome.output
+
+
+def test_ablations_are_methods_too_and_unknown_ones_are_refused() -> None:
+    assert list(tiny().methods(["TID", "independent draws"])) == ["TID", "independent draws"]
+    with pytest.raises(whence.WhenceError, match="no method 'magic'; there are Pixel"):
+        tiny().methods(["magic"])
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_a_preset_of_its_name_and_says_which_data_it_needs(name: str) -> None:
+    assert whence.preset(name).training["steps"] > 0
+    if name != "digits":
+        with pytest.raises(whence.WhenceError, match="say where it is with --data"):
+            experiment(name).setup()
+
+
+def test_styles_are_read_from_subfolders(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for style in range(10):
+        (tmp_path / f"style{style}").mkdir()
+        Image.new("RGB", (70, 64), (style, 0, 0)).save(tmp_path / f"style{style}" / "one.png")
+    one = experiment("wikiart-small").setup(tmp_path)
+    assert len(one.dataset) == 10
+    assert sorted(one.query_conditions(0, 10).tolist()) == list(range(10))
+    with torch.device("meta"):
+        assert whence.preset("wikiart-small").build().classes == 10
+    (tmp_path / "style9" / "one.png").unlink()
+    with pytest.raises(whence.WhenceError, match="has 9 subfolders"):
+        experiment("wikiart-small").setup(tmp_path)
