@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from .store import checksum, load, save, save_json
 Dtype = Literal["float16", "int8", "float32"]
 
 _SHARD = 64 * 2**20  # bytes
+_LONG = 60.0  # seconds after which a shard is closed though it is not full
 _WAITING = 2  # shards that may wait for the disk
 _KIND = "whence bank"
 
@@ -255,12 +257,16 @@ def fill(
             listed(tuple(known))
 
     with Writer() as writer, bar(places.stop, label, "image", initial=places.start) as progress:
-        for first in range(places.start, places.stop, manifest.shard_items):
-            end, parts = min(first + manifest.shard_items, places.stop), []
-            for start in range(first, end, manifest.batch_size):
-                some = range(start, min(start + manifest.batch_size, end))
+        done = places.start
+        while done < places.stop:
+            parts, began = [], time.monotonic()
+            for start in range(done, min(done + manifest.shard_items, places.stop), manifest.batch_size):
+                some = range(start, min(start + manifest.batch_size, done + manifest.shard_items, places.stop))
                 parts.append(Vectors.encode(make(some), manifest.dtype).to("cpu"))
                 progress.update(len(some))
                 writer.check()
+                if time.monotonic() - began >= _LONG:
+                    break  # small vectors that take long: what was done must not be lost
+            done = some.stop
             writer.submit(partial(write, join(parts)))
     return tuple(known)

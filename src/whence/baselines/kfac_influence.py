@@ -77,7 +77,7 @@ class KFACInfluence(Attributor):
         count = length(dataset)
         probe.check_shape(item_shape(dataset), "the data set")
         size = self._tid.micro_batch(dataset, batch_size)
-        group = max(1, self._tid.query_group(len(x)) // 2)  # their sums over draws are in float32
+        group = max(1, self._tid.query_group(2 * len(x)) // 2)  # each takes twice TID's: sums over draws are in float32
         groups = [slice(first, first + group) for first in range(0, len(x), group)]
         probe.compile_if_worth(size, count * len(groups), self._compile)
         with self.denoiser.frozen(), bar(count * len(self.draws) * len(groups), "scoring", "image") as progress:

@@ -46,6 +46,7 @@ def counterfactual(
     coupled: bool = True,
     metrics: Sequence[str] = ("ssim", "mse"),
     together: int | None = None,
+    batch_size: int = 64,
 ) -> Results:
     """Does removing what a method found change what is generated?
 
@@ -60,6 +61,7 @@ def counterfactual(
         coupled: whether retraining shares batches and noise with the full training, or shuffles anew as in the paper.
         metrics: names of similarities; one whose weights are missing is left out with a warning.
         together: networks that are retrained as one batched network; None: up to 12 on CUDA, one by one elsewhere.
+        batch_size: training images that a method scores together.
     """
     place = Path(folder)
     check_folder(place)
@@ -75,7 +77,7 @@ def counterfactual(
     together = networks_at_once(setup, together)
     rows: list[Row] = []
     for seed in seeds:
-        study = Study(setup, place / f"seed-{seed}", seed, count, queries if isinstance(queries, Tensor) else None)
+        study = Study(setup, place / f"seed-{seed}", seed, count, queries if isinstance(queries, Tensor) else None, batch_size)
         removals = list(study.removals(methods, fractions, controls))
         study.retrain([removed for _, _, removed in removals], coupled, together)
         study.note(removals)
@@ -115,8 +117,9 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
 class Study:
     """One seed: the full network, its images, and what became of them."""
 
-    def __init__(self, setup: Setup, folder: Path, seed: int, queries: int, given: Tensor | None) -> None:
+    def __init__(self, setup: Setup, folder: Path, seed: int, queries: int, given: Tensor | None, batch_size: int) -> None:
         self.setup, self.folder, self.seed, self.queries, self._given = setup, folder, seed, queries, given
+        self._batch_size = batch_size
         self._network: torch.nn.Module | None = None
 
     @property
@@ -173,7 +176,7 @@ class Study:
         started = time.monotonic()
         attributor = method(denoiser, self.setup.dataset, self.folder / "methods" / slug(name))
         fitted = time.monotonic() - started
-        scores = attributor.scores(images, self.setup.dataset)
+        scores = attributor.scores(images, self.setup.dataset, self._batch_size)
         seconds = {"fit": fitted, "score": time.monotonic() - started - fitted}
         header = {"kind": "scores", "method": name, "seconds": seconds, "about": attributor.about, "images": scores.shape[1]}
         save(path, {"scores": scores}, header)

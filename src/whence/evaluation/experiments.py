@@ -80,6 +80,7 @@ class Experiment:
             self.controls,
             coupled,
             metrics or self.metrics,
+            batch_size=self.batch_size,
         )
 
 

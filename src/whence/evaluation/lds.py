@@ -52,6 +52,7 @@ def lds(
     draws: int = 32,
     coupled: bool = True,
     together: int | None = None,
+    batch_size: int = 64,
 ) -> dict[str, LDS]:
     """The linear datamodelling score of each method.
 
@@ -66,6 +67,7 @@ def lds(
         draws: noise levels that a query's loss is averaged over.
         coupled: whether the runs share batches and noise where their images allow.
         together: networks that are trained as one batched network; None: up to 12 on CUDA, one by one elsewhere.
+        batch_size: training images that a method scores together.
     """
     if subsets < 3:
         raise WhenceError(f"a rank correlation over {subsets} subsets says nothing: train on at least 3")
@@ -81,7 +83,7 @@ def lds(
     together = networks_at_once(setup, together)
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
     for seed in seeds:
-        study = Study(setup, place / f"seed-{seed}", seed, queries, None)
+        study = Study(setup, place / f"seed-{seed}", seed, queries, None, batch_size)
         chosen = [_subset(seed, number, total, size) for number in range(subsets)]
         losses = _losses(study, chosen, Draws(setup.process, tuple(study.images().shape[1:]), draws), coupled, together)
         members = torch.zeros(subsets, total)
