@@ -1,4 +1,4 @@
-"""Claims about the store of one vector for each training image: it gives back what was made, goes on, and refuses what differs."""
+"""Claims about the store of one vector for each training image: it gives back what was made, goes on, refuses what differs."""
 
 from __future__ import annotations
 
