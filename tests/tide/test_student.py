@@ -177,7 +177,7 @@ def test_an_embedding_is_a_unit_vector_a_draw_whatever_the_batch(monkeypatch: py
     torch.testing.assert_close(vectors.norm(dim=2), torch.ones(7, 3))
     assert torch.equal(vectors, tide.embed(x))
     torch.testing.assert_close(torch.cat([tide.embed(x[:1]), tide.embed(x[1:])]), vectors, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(tide, "_chunk", 4)
+    monkeypatch.setattr(tide._pieces, "size", 4)
     torch.testing.assert_close(tide.embed(x), vectors, rtol=1e-4, atol=1e-5)
 
 

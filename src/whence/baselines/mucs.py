@@ -23,6 +23,7 @@ from ..diffusion.batches import data_fingerprint
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WhenceError
+from ..memory import InPieces
 from ..rows import Rows
 from ..store import fingerprint, load, save
 from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
@@ -74,7 +75,7 @@ class MUCS(Attributor):
         self.parameters = chosen_parameters(denoiser, parameters)
         used = math.ceil(share * len(draws) - 1e-9)  # 0.55 * 100 is a little more than 55
         self._sigmas, self._noises = draws.sigmas[:used], draws.noises[:used]  # the grid begins with the noisiest
-        self._chunk = _CHUNK if denoiser.device.type == "cuda" else _CHUNK // 8
+        self._pieces = InPieces(_CHUNK if denoiser.device.type == "cuda" else _CHUNK // 8)
         self._fast = False
         self._fitted: _Fitted | None = None
 
@@ -204,16 +205,7 @@ class MUCS(Attributor):
                 return losses(denoiser, x[item], self._sigmas[draw], noise, own).float()
 
         # image after image, all draws each: an evaluation holds as many pairs as suit the device
-        places, parts = torch.arange(len(x) * draws), []
-        while len(places):
-            try:
-                parts.append(part(places[: self._chunk]))
-                places = places[self._chunk :]
-            except torch.OutOfMemoryError:
-                if self._chunk == 1:
-                    raise
-                self._chunk //= 2  # a large network on a small device
-        return torch.cat(parts).unflatten(0, (len(x), draws))
+        return self._pieces(torch.arange(len(x) * draws), part).unflatten(0, (len(x), draws))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..data.items import Cond, Dataset, Drawable, length, map_cond
 from ..errors import WhenceError
-from ..interrupt import deferred_interrupt
-from ..progress import bar
 from ..store import fingerprint
 from .augment import random_flip, random_warp
 from .batches import Feed, Order, data_fingerprint, kept_indices
@@ -29,7 +27,7 @@ from .checkpoint import Checkpoint
 from .denoiser import Call, call_plainly
 from .process import Process
 from .streams import stream
-from .training import Losses, Settings, check_takes_bit
+from .training import Settings, check_takes_bit, run_steps
 
 # cuDNN's attention cannot be both batched over networks and compiled
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -93,25 +91,9 @@ def train_together(
     if device.type == "cuda" if compile is None else compile:
         run.compile()
     batches = _Batches(dataset, [Order(count, batch_size, seed, one, coupled) for one in kept], device)
-    devices = [device] if device.type == "cuda" else []
-    label = f"training {len(kept)} networks"
-    with (
-        torch.random.fork_rng(devices=devices),
-        deferred_interrupt() as interrupted,
-        bar(steps, label, initial=start) as progress,
-    ):
-        losses = Losses(device, checkpoint)
-        for step in range(start, steps):
-            losses.add(step, run.step(step, *batches(step)))
-            progress.update()
-            last = step + 1 == steps or interrupted()
-            if losses.full or last or (checkpoint is not None and checkpoint.pace.due):
-                progress.set_postfix_str(f"loss {losses.check():.4f}", refresh=False)
-                if checkpoint is not None and (last or checkpoint.pace.due):
-                    losses.check_weights(step, model)
-                    checkpoint.write(step + 1)
-            if last and step + 1 < steps:
-                raise KeyboardInterrupt
+    rest = range(start, steps)
+    if rest:
+        run_steps(run, map(batches, rest), rest, device, checkpoint, f"training {len(kept)} networks")
     return list(average.networks(network))
 
 
@@ -238,6 +220,9 @@ class _Run:
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.values), list(self.model.values), 1 - settings.ema)
         return each.detach().mean()
+
+    def settle(self) -> None:
+        """Nothing is left for later: only parameters are trained."""
 
     def _seeded(self, name: str, step: int) -> torch.Generator:
         return self._generator.manual_seed(stream(self.settings.seed, name, step))

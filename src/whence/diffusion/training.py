@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -142,27 +143,54 @@ def train(
     if device.type == "cuda" if compile is None else compile:
         forward = _compiled(forward)
     run = _Run(model, average, optimizer, process, settings, forward, device)
+    run_steps(run, feed.batches(range(start, steps)), range(start, steps), device, checkpoint, "training")
+    return average
+
+
+class Run(Protocol):
+    """What is trained step by step."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def step(self, step: int, x: Tensor, cond: Cond) -> Tensor:
+        """Forward, backward, update; the loss, on the device."""
+        ...
+
+    def settle(self) -> None:
+        """Bring in order what a step leaves for later, before the networks are written or returned."""
+        ...
+
+
+def run_steps(
+    run: Run,
+    batches: Iterable[tuple[Tensor, Cond]],
+    steps: range,
+    device: torch.device,
+    checkpoint: Checkpoint | None,
+    label: str,
+) -> None:
+    """All steps with their batches: progress, checkpoints, a loss that is looked at now and then, and Ctrl-C between steps."""
     devices = [device] if device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=devices),
         deferred_interrupt() as interrupted,
-        bar(steps, "training", initial=start) as progress,
+        bar(steps.stop, label, initial=steps.start) as progress,
     ):
-        losses = Losses(device, checkpoint)
-        for step, batch in zip(range(start, steps), feed.batches(range(start, steps)), strict=True):
+        losses = _Losses(device, checkpoint)
+        for step, batch in zip(steps, batches, strict=True):
             losses.add(step, run.step(step, *batch))
             progress.update()
-            last = step + 1 == steps or interrupted()
+            last = step + 1 == steps.stop or interrupted()
             if losses.full or last or (checkpoint is not None and checkpoint.pace.due):
                 progress.set_postfix_str(f"loss {losses.check():.4f}", refresh=False)
                 if checkpoint is not None and (last or checkpoint.pace.due):
-                    losses.check_weights(step, model)
-                    run.copy_buffers()
+                    losses.check_weights(step, run.model)
+                    run.settle()
                     checkpoint.write(step + 1)
-            if last and step + 1 < steps:
+            if last and step + 1 < steps.stop:
                 raise KeyboardInterrupt
-    run.copy_buffers()
-    return average
+    run.settle()
 
 
 class _Run:
@@ -214,7 +242,7 @@ class _Run:
             torch._foreach_lerp_(self._averaged, self._newest, 1 - settings.ema)
         return loss.detach()
 
-    def copy_buffers(self) -> None:
+    def settle(self) -> None:
         """Buffers are not averaged: the average takes the newest."""
         for mine, newest in zip(self.average.buffers(), self.model.buffers(), strict=True):
             mine.copy_(newest)
@@ -223,7 +251,7 @@ class _Run:
         return self._generator.manual_seed(stream(self.settings.seed, name, step))
 
 
-class Losses:
+class _Losses:
     """The losses of the last steps, left on the device and looked at together, so that no step waits for the device."""
 
     def __init__(self, device: torch.device, checkpoint: Checkpoint | None) -> None:

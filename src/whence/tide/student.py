@@ -23,6 +23,7 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.taps import Streams, Taps, listening
 from ..errors import WhenceError
+from ..memory import InPieces
 from ..store import differing, fingerprint, load, save
 from ..tid import TID
 from .distill import Look, Settings, distill
@@ -48,7 +49,7 @@ class TIDE(Attributor):
         self._taps = Taps(denoiser)
         self._compiled: Any = None
         self._bank: Bank | None = None
-        self._chunk = CHUNK if denoiser.device.type == "cuda" else CHUNK // 8
+        self._pieces = InPieces(CHUNK if denoiser.device.type == "cuda" else CHUNK // 8)
 
     @classmethod
     def distill(
@@ -95,17 +96,9 @@ class TIDE(Attributor):
             return self._embedded(x_sigma, self.draws.sigmas[draw], map_cond(cond, lambda value: value[item]))
 
         # draw after draw, all images each: an evaluation may hold several draws, so that one query is one evaluation
-        places, parts = torch.arange(len(chosen) * count), []
         with self.denoiser.frozen():
-            while len(places):
-                try:
-                    parts.append(part(places[: self._chunk]))
-                    places = places[self._chunk :]
-                except torch.OutOfMemoryError:
-                    if self._chunk == 1:
-                        raise
-                    self._chunk //= 2  # a large network on a small device
-        return torch.cat(parts).unflatten(0, (len(chosen), count)).transpose(0, 1)
+            vectors = self._pieces(torch.arange(len(chosen) * count), part)
+        return vectors.unflatten(0, (len(chosen), count)).transpose(0, 1)
 
     @torch.no_grad()
     def vectors(self, streams: Streams) -> Tensor:
