@@ -15,43 +15,19 @@ from torch import Tensor
 
 from ..attributor import Pieces
 from ..data.items import Dataset
-from ..diffusion.denoiser import Denoiser
-from ..diffusion.draws import Draws
-from ..errors import WhenceError
-from ..probe import Precision, Target
 from .gradients import ProjectedGradients
-from .sketch import SIDE
 
 
 class DAS(ProjectedGradients):
     """The diffusion attribution score.
 
-    Args:
-        target: "loss", as the paper that compares with it has it, or "sum" of the output, as its released code has.
-        the others: those of `ProjectedGradients`.
+    The target is the "loss", as the paper that compares with it has it, or the "sum" of the output, as its released code has; the
+    other arguments are those of `ProjectedGradients`.
     """
 
     unit = True
     errors = True
-
-    def __init__(
-        self,
-        denoiser: Denoiser,
-        draws: Draws,
-        dim: int | str | None = None,
-        seed: int = 0,
-        side: int = SIDE,
-        lambda_rel: float | None = None,
-        lambda_abs: float | None = None,
-        effective_dim: float = 0.1,
-        *,
-        target: Target = "loss",
-        precision: Precision | None = None,
-        compile: bool | None = None,
-    ) -> None:
-        if target not in ("loss", "sum"):
-            raise WhenceError(f"target is {target!r}; DAS has 'loss' and 'sum'")
-        super().__init__(denoiser, draws, target, dim, seed, side, lambda_rel, lambda_abs, effective_dim, precision, compile)
+    targets = ("loss", "sum")
 
     def fit(self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None) -> Self:
         """Project every training image's gradients, invert their kernel, and find residuals and leverages."""

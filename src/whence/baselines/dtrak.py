@@ -11,36 +11,17 @@ from torch import Tensor
 
 from ..attributor import Pieces
 from ..data.items import Dataset
-from ..diffusion.denoiser import Denoiser
-from ..diffusion.draws import Draws
-from ..probe import Precision, Target
+from ..probe import Target
 from .gradients import ProjectedGradients
-from .sketch import SIDE
 
 
 class DTRAK(ProjectedGradients):
     """tau(q, i) = phi_q^T (Phi^T Phi + lambda)^-1 phi_i, signed, of gradients of the output's squared norm.
 
-    The arguments are those of `ProjectedGradients`, without the target.
+    The arguments are those of `ProjectedGradients`.
     """
 
-    of: ClassVar[Target] = "squared"
-
-    def __init__(
-        self,
-        denoiser: Denoiser,
-        draws: Draws,
-        dim: int | str | None = None,
-        seed: int = 0,
-        side: int = SIDE,
-        lambda_rel: float | None = None,
-        lambda_abs: float | None = None,
-        effective_dim: float = 0.1,
-        *,
-        precision: Precision | None = None,
-        compile: bool | None = None,
-    ) -> None:
-        super().__init__(denoiser, draws, self.of, dim, seed, side, lambda_rel, lambda_abs, effective_dim, precision, compile)
+    targets: ClassVar[tuple[Target, ...]] = ("squared",)
 
     def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
         """The kernel of every query with piece after piece of the training set."""
@@ -50,4 +31,4 @@ class DTRAK(ProjectedGradients):
 class TRAK(DTRAK):
     """The same of gradients of the training loss."""
 
-    of = "loss"
+    targets = ("loss",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ..probe import Options, Precision, Probe, Role, Target
 from ..rows import Rows
 from ..store import fingerprint
 from .ridge import Regularisation, Ridge
-from .sketch import DIM, Sketch
+from .sketch import DIM, SIDE, Sketch
 
 
 class ProjectedGradients(Attributor):
@@ -34,7 +34,6 @@ class ProjectedGradients(Attributor):
     Args:
         denoiser: the model; the gradients are of its tracked layers.
         draws: their noise levels are used; every image has noise of its own.
-        target: what is differentiated.
         dim: numbers of the projection; None: 16,384, or as many as the layers' sketches leave, where these are fewer; "full": the
             gradient itself.
         seed: of the projection.
@@ -43,27 +42,33 @@ class ProjectedGradients(Attributor):
         lambda_abs: lambda itself.
         effective_dim: without either of them, lambda is chosen so that the kernel's effective dimension is this share of what it
             could be.
+        target: what is differentiated; None: the method's own.
         precision: "bf16" or "fp32"; None: bf16 on CUDA, the network's own elsewhere.
         compile: run the passes through torch.compile; None: on CUDA, where there are enough of them to repay it.
     """
 
     unit = False  # whether a draw's projected gradient is normalised before the average
     errors = False  # whether the images' losses at each draw are kept beside
+    targets: ClassVar[tuple[Target, ...]]  # that the method has; the first is the default
 
     def __init__(
         self,
         denoiser: Denoiser,
         draws: Draws,
-        target: Target,
-        dim: int | str | None,
-        seed: int,
-        side: int,
-        lambda_rel: float | None,
-        lambda_abs: float | None,
-        effective_dim: float,
-        precision: Precision | None,
-        compile: bool | None,
+        dim: int | str | None = None,
+        seed: int = 0,
+        side: int = SIDE,
+        lambda_rel: float | None = None,
+        lambda_abs: float | None = None,
+        effective_dim: float = 0.1,
+        *,
+        target: Target | None = None,
+        precision: Precision | None = None,
+        compile: bool | None = None,
     ) -> None:
+        target = self.targets[0] if target is None else target
+        if target not in self.targets:
+            raise WhenceError(f"target is {target!r}; {self._name} has {' and '.join(map(repr, self.targets))}")
         self.denoiser, self.draws = denoiser, draws
         self._regularisation = Regularisation.chosen(lambda_rel, lambda_abs, effective_dim)
         self._probe = Probe(denoiser, draws, Options(normalize="none", target=target, aligned=False), precision, own_level=False)
