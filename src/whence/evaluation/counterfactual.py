@@ -27,7 +27,7 @@ from ..store import check_folder, differing, fingerprint, load, load_json, save,
 from .metrics import available
 from .results import Results, Row
 from .setup import Setup
-from .similarity import to_unit
+from .similarity import Metric, to_unit
 from .statistics import budget, removal_union
 
 Method = Callable[[Denoiser, Dataset, Path], Attributor]  # model, training set and a folder to keep things in: fitted
@@ -218,11 +218,16 @@ class Study:
         known = load_json(path) if path.exists() else {}
         save_json(path, known | {f"{name} {fraction:g}": fingerprint(removed) for name, fraction, removed in removals})
 
-    def similarities(self, removed: Tensor, metrics: Mapping[str, Any]) -> dict[str, Tensor]:
-        """By metric, how alike each image and its regeneration are, [Q]."""
-        original = to_unit(self.images())
-        again = to_unit(load(self._regenerated(fingerprint(removed)))[0]["images"])
-        return {metric.name: metric(original, again).float().cpu() for metric in metrics.values()}
+    def similarities(self, removed: Tensor, metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
+        """By metric, how alike each image and its regeneration are, [Q], computed or read."""
+        key, found = fingerprint(removed), {}
+        for metric in metrics.values():
+            path = self.folder / "similarities" / f"{key}-{slug(metric.name)}.safetensors"
+            if not path.exists():
+                original, again = to_unit(self.images()), to_unit(load(self._regenerated(key))[0]["images"])
+                save(path, {"similarity": metric(original, again).float()}, {"kind": "similarity", "metric": metric.name})
+            found[metric.name] = load(path)[0]["similarity"]
+        return found
 
 
 def regenerated_path(study: Path, method: str, fraction: float) -> Path:

@@ -15,7 +15,8 @@ from ..store import load
 from .figures import Found, attribution_rows, image_grid, scatter
 from .tables import Tables
 
-_SHOWN = 8  # queries in a figure
+_SHOWN = 8  # images in a row
+_QUERIES = 2  # whose finds are shown, a row for each method
 
 
 def regenerated(tables: Tables, path: Path, methods: list[str] | None = None, seed: int | None = None) -> None:
@@ -31,7 +32,7 @@ def regenerated(tables: Tables, path: Path, methods: list[str] | None = None, se
 def found(tables: Tables, path: Path, dataset: Dataset, methods: list[str] | None = None, seed: int | None = None) -> None:
     """Some queries with each method's most and least influential training images."""
     seed = tables.seeds[0] if seed is None else seed
-    queries = _queries(tables, seed)[:4]
+    queries = _queries(tables, seed)[:_QUERIES]
     shown = {}
     for name in methods or tables.results.methods:
         hits = ranked(_scores(tables, seed, name)[: len(queries)], _SHOWN)
