@@ -236,8 +236,10 @@ def test_a_metric_whose_weights_are_missing_is_said_and_the_others_run(tmp_path:
 def test_other_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(whence.WhenceError, match="may not be called"):
         counterfactual(setup(), {"random": pixel}, tmp_path)
-    with pytest.raises(whence.WhenceError, match="there must be queries"):
+    with pytest.raises(whence.WhenceError, match="there are no queries"):
         counterfactual(setup(), {}, tmp_path, queries=0)
+    with pytest.raises(whence.WhenceError, match="0 or more, not -1"):
+        counterfactual(setup(), {}, tmp_path, controls=-1)
     with pytest.raises(whence.WhenceError, match="says no lr"):
         Setup(lambda seed: small_dit(), whence.EDM(), Noise(4), {"steps": 1, "batch_size": 2})
     with pytest.raises(whence.WhenceError, match="there is no metric"):

@@ -52,7 +52,8 @@ def counterfactual(
 
     Args:
         setup: the model, its data and its training.
-        methods: by name, how to make a fitted attributor of a trained model.
+        methods: by name, how to make a fitted attributor of a trained model; scores are kept under that name, so a method whose
+            settings change needs another.
         folder: where all stages keep what they made.
         seeds: of networks, batches and queries; each is an experiment of its own.
         queries: how many images are generated and attributed in each seed; or images [Q, C, H, W] to attribute instead.
@@ -68,8 +69,10 @@ def counterfactual(
     if CONTROL in methods:
         raise WhenceError(f"a method may not be called {CONTROL!r}: that is the name of the controls")
     count = queries if isinstance(queries, int) else len(queries)
-    if count < 1 or controls < 0:
-        raise WhenceError(f"there must be queries, and not {controls} controls")
+    if count < 1:
+        raise WhenceError("there are no queries: ask for at least one")
+    if controls < 0:
+        raise WhenceError(f"controls counts random removals, 0 or more, not {controls}")
     claim(place, {**setup.identity(), "queries": count, "given": _given(queries), "coupled": coupled})
     made, missing = available(metrics)
     for why in missing.values():
