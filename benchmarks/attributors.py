@@ -13,7 +13,6 @@ import argparse
 import json
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of attributors")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", "unlearning")
     whole: Any = whence.data.cifar10(arguments.data) if arguments.data else whence.data.digits()
     data: Any = Subset(whole, range(min(arguments.images, len(whole))))
     data = torch.stack([data[index] for index in range(len(data))])  # in memory: what is timed is the attributor

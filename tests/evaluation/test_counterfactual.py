@@ -158,9 +158,7 @@ def test_a_planted_group_that_is_removed_is_missed_more_than_random_images(tmp_p
     assert float((torch.cosine_similarity(images.flatten(1), board.flatten()[None], dim=1) > 0.5).float().mean()) > 0.2
     oracle = fixed(torch.cat([torch.zeros(100), torch.ones(100)]))
     # half of the images for each query: the planted ones, and random ones that are not all of them
-    results = counterfactual(world, {"planted": oracle}, tmp_path, queries=24, fractions=(0.5,), controls=0, metrics=("mse",))
-    generator = torch.Generator().manual_seed(1)
-    random = fixed(torch.rand(200, generator=generator))
+    random = fixed(torch.rand(200, generator=torch.Generator().manual_seed(1)))
     results = counterfactual(
         world, {"planted": oracle, "as many": random}, tmp_path, queries=24, fractions=(0.5,), controls=0, metrics=("mse",)
     )

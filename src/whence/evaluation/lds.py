@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.items import cond_rows, length, map_cond
+from ..data.items import Cond, cond_rows, length, map_cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.streams import stream
@@ -131,13 +131,13 @@ def _losses(study: Study, subsets: Sequence[Tensor], draws: Draws, coupled: bool
 
 
 @torch.no_grad()
-def query_losses(denoiser: Denoiser, x: Tensor, cond: object, draws: Draws) -> Tensor:
+def query_losses(denoiser: Denoiser, x: Tensor, cond: Cond, draws: Draws) -> Tensor:
     """The training loss of images x [Q, C, H, W], averaged over the draws: [Q] on the CPU."""
     device = denoiser.device
     total = torch.zeros(len(x))
     for start in range(0, len(x), _CHUNK):
         some = slice(start, start + _CHUNK)
-        here = map_cond(cond_rows(cond, some), lambda value: value.to(device))  # type: ignore[arg-type]
+        here = map_cond(cond_rows(cond, some), lambda value: value.to(device))
         images = x[some].to(device)
         for draw in draws:
             noise = draw.noise.to(images)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Setup:
     sampling_steps: int = 32
     guidance: float = 1.0
     conditions: Dataset | None = None
-    call: Call | None = field(default=None)
+    call: Call | None = None
 
     def __post_init__(self) -> None:
         missing = [name for name in ("steps", "batch_size", "lr") if name not in self.training]
@@ -82,10 +82,9 @@ class Setup:
         """The model that a trained network is."""
         return Denoiser(network, self.process, self.call)
 
-    def trained(self, seed: int, store: str | os.PathLike[str] | None = None, compile: bool | None = None) -> nn.Module:
+    def trained(self, seed: int, store: str | os.PathLike[str]) -> nn.Module:
         """The network that saw all images."""
-        settings = {**self.training, "compile": compile}
-        return train(self.network(seed), self.process, self.dataset, seed=seed, store=store, call=self.call, **settings)
+        return train(self.network(seed), self.process, self.dataset, seed=seed, store=store, call=self.call, **self.training)
 
     def retrained(
         self, seed: int, keeps: Sequence[Tensor], store: str | os.PathLike[str], coupled: bool, together: bool
