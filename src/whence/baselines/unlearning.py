@@ -205,7 +205,8 @@ class _Run:
         total = torch.zeros((), device=x.device)
         for start in range(0, len(x), self._chunk):
             rows = slice(start, start + self._chunk)
-            found = losses(self.denoiser, x[rows], sigma[rows], noise[rows], cond_rows(cond, rows))
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):  # as in training
+                found = losses(self.denoiser, x[rows], sigma[rows], noise[rows], cond_rows(cond, rows))
             loss = found.clamp(max=ceiling).sum() / len(x)
             (scale * loss).backward()
             total += loss.detach()

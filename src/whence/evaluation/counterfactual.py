@@ -32,7 +32,7 @@ from .statistics import budget, removal_union
 
 Method = Callable[[Denoiser, Dataset, Path], Attributor]  # model, training set and a folder to keep things in: fitted
 CONTROL = "random"
-_TOGETHER = 12  # networks that are trained as one, where they are
+_TOGETHER = 16  # networks that are trained as one, where they are
 
 
 def counterfactual(
@@ -61,7 +61,7 @@ def counterfactual(
         controls: random removals in each seed and for each fraction, with the same budget for each query.
         coupled: whether retraining shares batches and noise with the full training, or shuffles anew as in the paper.
         metrics: names of similarities; one whose weights are missing is left out with a warning.
-        together: networks that are retrained as one batched network; None: up to 12 on CUDA, one by one elsewhere.
+        together: networks that are retrained as one batched network; None: up to 16 on CUDA, one by one elsewhere.
         batch_size: training images that a method scores together.
     """
     place = Path(folder)
@@ -200,8 +200,9 @@ class Study:
         distinct = {fingerprint(removed): removed for removed in removals}
         pending = [removed for key, removed in distinct.items() if not self._regenerated(key).exists()]
         everything = torch.arange(length(self.setup.dataset))
-        for start in range(0, len(pending), together):
-            group = pending[start : start + together]
+        groups = -(-len(pending) // together)
+        for start in range(groups):
+            group = pending[start::groups]  # of about equal size: two that differ are compiled twice
             keeps = [everything[~torch.isin(everything, removed)] for removed in group]
             store = self.folder / "retraining" / fingerprint([fingerprint(keep) for keep in keeps])
             networks = self.setup.retrained(self.seed, keeps, store, coupled, together > 1)

@@ -18,7 +18,7 @@ from ..data.items import Dataset
 from ..errors import WhenceError
 from ..presets import preset
 from .counterfactual import Method, counterfactual
-from .methods import ablated, standard
+from .methods import ablated, encoded, standard
 from .results import Results
 from .setup import Setup
 
@@ -51,9 +51,10 @@ class Experiment:
         return Setup.of(preset(self.name), dataset, conditions=conditions, **{**self.changes, **changes})
 
     def methods(self, names: Sequence[str] | None = None) -> dict[str, Method]:
-        """All attributors and ablations of this size by name, or those of some names."""
+        """All attributors that need nothing but the model, or those of some names, ablations and encoders among them."""
         known = standard(self.draws, self.samples, self.dim, self.distillation, self.unlearning, self.batch_size)
-        others = {name: method for name, method in ablated(self.draws, self.samples, self.batch_size).items() if name != "TID"}
+        others = encoded(self.batch_size) | ablated(self.draws, self.samples, self.batch_size)
+        others = {name: method for name, method in others.items() if name not in known}
         if names is None:
             return known
         unknown = [name for name in names if name not in known | others]
@@ -101,6 +102,13 @@ def _cifar10(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
     return cifar10(_path(data, "CIFAR-10")), None
 
 
+def _cifar10_small(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
+    images = cifar10(_path(data, "CIFAR-10"))
+    if len(images) < _CIFAR10_SMALL:
+        raise WhenceError(f"{data} has {len(images):,} images; this evaluation is of the first {_CIFAR10_SMALL:,} of CIFAR-10")
+    return Subset(images, range(_CIFAR10_SMALL)), None  # type: ignore[arg-type]
+
+
 def _artbench10(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
     root = Path(_path(data, "ArtBench-10, a folder with its images and metadata.csv"))
     return tuple(artbench10(root, root / "metadata.csv", split) for split in ("train", "test"))  # type: ignore[return-value]
@@ -124,6 +132,7 @@ def _styles(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
     return images, images  # a query's style is that of a random painting
 
 
+_CIFAR10_SMALL = 10_000  # images; the preset's steps show each a hundred times, so that they are missed when they are removed
 _SMALL: dict[str, Any] = {
     "draws": 8,
     "dim": 4096,
@@ -151,13 +160,14 @@ EXPERIMENTS = {
         ),
         Experiment(
             "cifar10-small",
-            _cifar10,
-            queries=40,
-            fractions=(0.01,),
+            _cifar10_small,
+            # enough queries that random removals differ little, and so few images of each that they remove a third together
+            queries=80,
+            fractions=(0.005,),
             draws=8,
             dim=4096,
             batch_size=1024,
-            distillation={"epochs": 5, "lr": 5e-4, "dim": 256},
+            distillation={"epochs": 10, "lr": 5e-4, "dim": 256},
             unlearning={"lr": 1e-4, "max_steps": 500},
         ),
         Experiment("wikiart-small", _styles, **_SMALL),

