@@ -195,10 +195,11 @@ class MUCS(Attributor):
         """The copy's losses of images x [B, C, H, W] at all draws used: [B, K], float32, on the device."""
         like, draws = next(self._twin.network.parameters()), len(self._sigmas)
         x, cond = x.to(like.device, like.dtype), map_cond(cond, lambda value: value.to(like.device))
+        noises = self._noises.to(like.device, like.dtype)
 
         def part(places: Tensor) -> Tensor:
             item, draw = (places // draws).to(like.device, non_blocking=True), places % draws
-            noise = self._noises[draw].to(like.dtype).to(like.device, non_blocking=True)
+            noise = noises[draw.to(like.device, non_blocking=True)]
             denoiser = self._compiled if self._fast and len(places) == _CHUNK else self._twin
             with denoiser.frozen(), torch.autocast(like.device.type, torch.bfloat16, enabled=like.is_cuda):
                 own = map_cond(cond, lambda value: value[item])
