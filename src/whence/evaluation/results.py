@@ -97,7 +97,8 @@ class Results:
         if not names:
             raise WhenceError("these results have no random controls: run the evaluation with controls=3")
         each = [self.similarities(name, metric, fraction) for name in names]
-        return {seed: torch.stack([one[seed] for one in each]) for seed in each[0]}
+        seeds = dict.fromkeys(seed for one in each for seed in one)
+        return {seed: torch.stack([one[seed] for one in each if seed in one]) for seed in seeds}
 
     def removed(self, method: str, fraction: float) -> dict[int, int]:
         """How many training images were removed, by seed."""
@@ -107,8 +108,7 @@ class Results:
 
     def summary(self, method: str, metric: str, fraction: float) -> Summary:
         """A method against the random controls of its seeds."""
-        mine = self.similarities(method, metric, fraction)
-        controls = {seed: values for seed, values in self.controls(metric, fraction).items() if seed in mine}
+        mine, controls = self._against_random(method, metric, fraction)
         sizes = list(self.removed(method, fraction).values())
         return Summary(
             method,
@@ -125,15 +125,33 @@ class Results:
 
     def mean_auc(self, method: str, fraction: float) -> Estimate:
         """The mean over metrics of the AUC in each seed, and over seeds: the paper's mu."""
-        by_metric = [
-            per_seed_auc(self.similarities(method, metric, fraction), self.controls(metric, fraction)) for metric in self.metrics
-        ]
+        by_metric = [per_seed_auc(*self._against_random(method, metric, fraction)) for metric in self.metrics]
         return estimate(sum(one[seed] for one in by_metric) / len(by_metric) for seed in by_metric[0])
+
+    def _against_random(self, method: str, metric: str, fraction: float) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """A method's similarities by seed, and those of the controls of its seeds."""
+        mine = self.similarities(method, metric, fraction)
+        return mine, {seed: values for seed, values in self.controls(metric, fraction).items() if seed in mine}
 
     @property
     def control_names(self) -> list[str]:
         """Those of the random controls."""
         return [name for name in dict.fromkeys(row.method for row in self.rows) if name.startswith(_CONTROL)]
+
+    def at(self, fraction: float) -> Results:
+        """The rows of one budget."""
+        if fraction not in self.fractions:
+            known = ", ".join(f"{one:g}" for one in self.fractions)
+            raise WhenceError(f"there is nothing at the fraction {fraction:g} in these results; there is {known}")
+        return Results([row for row in self.rows if row.fraction == fraction])
+
+    def updated(self, newer: Results) -> Results:
+        """These rows and those of another table, whose values count where both have one."""
+
+        def key(row: Row) -> tuple[object, ...]:
+            return row.seed, row.method, row.fraction, row.metric, row.query
+
+        return Results(list(({key(row): row for row in self.rows} | {key(row): row for row in newer.rows}).values()))
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from ..baselines.ablations import ablations as every_ablation
 from ..errors import WhenceError
 from ..evaluation.counterfactual import slug
 from ..evaluation.results import Results
 from ..evaluation.statistics import Estimate, Interval, expected_random_union, noise, paired_test
 from ..store import load_json, read_header, save_bytes
+
+_ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
 
 
 @dataclass(frozen=True)
@@ -55,18 +58,26 @@ class Tables:
 
     def __init__(self, folder: str | Path, fraction: float | None = None) -> None:
         self.folder = Path(folder)
-        self.results = Results.load(self.folder / "results.csv")
-        if not self.results.rows:
+        self.every_budget = Results.load(self.folder / "results.csv")
+        if not self.every_budget.rows:
             raise WhenceError(f"{self.folder / 'results.csv'} has no rows: run the evaluation with methods or controls")
         self.settings: dict[str, Any] = load_json(self.folder / "settings.json")
-        self.fraction = self.results.fractions[0] if fraction is None else fraction
+        self.fraction = self.every_budget.fractions[0] if fraction is None else fraction
+        self.results = self.every_budget.at(self.fraction)
         self.seeds = sorted({row.seed for row in self.results.rows})
 
     def auc(self) -> Table:
         """Table 1: AUC by metric and their mean; the last row is the instrument's own noise."""
+        return self._auc([name for name in self.results.methods if name not in _ABLATIONS])
+
+    def ablations(self) -> Table:
+        """The same of TID and of its ablations."""
+        return self._auc([name for name in self.results.methods if name in _ABLATIONS or name == "TID"])
+
+    def _auc(self, methods: Sequence[str]) -> Table:
         results, at = self.results, self.fraction
         rows = []
-        for method in results.methods:
+        for method in methods:
             found = [results.summary(method, metric, at) for metric in results.metrics]
             each = [f"{_estimate(one.auc)} {_interval(one.auc_interval)}" for one in found]
             pooled = sum(one.pooled_auc for one in found) / len(found)
@@ -100,9 +111,11 @@ class Tables:
 
     def budgets(self) -> Table:
         """The mean AUC at every budget."""
-        results, rows = self.results, []
+        results, rows = self.every_budget, []
+        done = {(row.method, row.fraction) for row in results.rows}
         for method in results.methods:
-            rows.append([method, *(_estimate(results.mean_auc(method, at)) for at in results.fractions)])
+            each = (_estimate(results.mean_auc(method, at)) if (method, at) in done else "" for at in results.fractions)
+            rows.append([method, *each])
         return Table(
             "Mean AUC by share removed for each query",
             ["removal chosen by", *(f"{100 * at:g} %" for at in results.fractions)],
@@ -114,7 +127,10 @@ class Tables:
         results, metric, rows = self.results, self.results.metrics[0], []
         for one, other in combinations(results.methods, 2):
             mine, theirs = (results.similarities(name, metric, self.fraction) for name in (one, other))
-            found = paired_test(mine, theirs)
+            common = [seed for seed in mine if seed in theirs]
+            if not common:
+                continue
+            found = paired_test({seed: mine[seed] for seed in common}, {seed: theirs[seed] for seed in common})
             rows.append([one, other, f"{found.difference:+.4f}", f"{found.p_value:.4f}", str(found.pairs)])
         head = ["method", "against", "difference of similarity", "p", "pairs"]
         return Table(
@@ -145,9 +161,11 @@ class Tables:
         return once, each, size
 
     def all(self) -> dict[str, Table]:
-        """Every table by the name of its file."""
+        """Every table by the name of its file; that of ablations only where there are some."""
+        ablated = {"ablations": self.ablations()} if _ABLATIONS & set(self.results.methods) else {}
         return {
             "auc": self.auc(),
+            **ablated,
             "ratios": self.ratios(),
             "removals": self.removals(),
             "budgets": self.budgets(),
