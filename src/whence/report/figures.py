@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -72,10 +73,19 @@ def scatter(
     axis = figure.subplots()
     for name, (x, y, error) in points.items():
         axis.errorbar(x, y, yerr=error or None, fmt="o", color="tab:blue" if name.startswith("TID") else "0.4", capsize=2)
-        axis.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
     axis.axhline(line, color="tab:orange", linestyle=":")
     axis.set(xscale="log", xlabel=across, ylabel=up)
     axis.spines[["top", "right"]].set_visible(False)
+    labels = [axis.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=8) for name, (x, y, _) in points.items()]
+    figure.canvas.draw()  # from here on it is known how large labels are
+    taken: list[Any] = []
+    for label in labels:
+        for sideways, height in product((1, -1), (4, -10, 14, -20, 24, -30)):
+            label.set(position=(5 * sideways, height), horizontalalignment="left" if sideways > 0 else "right")
+            box = label.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)
     _write(figure, path)
 
 
