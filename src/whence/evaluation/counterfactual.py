@@ -175,7 +175,7 @@ class Study:
         path = self.folder / "scores" / f"{slug(name)}.safetensors"
         if path.exists():
             return load(path)[0]["scores"]
-        images, denoiser = self._queries(), self.setup.denoiser(self.network)
+        images, denoiser = self.conditioned(), self.setup.denoiser(self.network)
         started = time.monotonic()
         attributor = method(denoiser, self.setup.dataset, self.folder / "methods" / slug(name))
         fitted = time.monotonic() - started
@@ -185,7 +185,7 @@ class Study:
         save(path, {"scores": scores}, header)
         return scores
 
-    def _queries(self) -> Any:
+    def conditioned(self) -> Any:
         """The images, with the conditions that they were generated with."""
         images, cond = self.images(), self.setup.query_conditions(self.seed, self.queries)
         if cond is None:
