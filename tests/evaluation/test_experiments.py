@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 from torch.utils.data import Subset
 from typer.testing import CliRunner
 
@@ -121,6 +124,30 @@ def test_an_encoder_with_weights_from_a_wheel_is_a_method_too(tmp_path: Path, mo
     assert scores.diagonal().tolist() == pytest.approx([1] * 4, abs=1e-4)
 
 
+def test_captions_are_read_from_cocos_own_layout(tmp_path: Path) -> None:
+    for part, count in (("train2017", 3), ("val2017", 2)):
+        names = [f"{part}-{index}.png" for index in range(count)]
+        (tmp_path / part).mkdir()
+        for name in names:
+            Image.new("RGB", (70, 64), (9, 0, 0)).save(tmp_path / part / name)
+        for folder in ("annotations", "embeddings"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        listed = [{"id": index, "file_name": name} for index, name in enumerate(names)]
+        notes = [{"id": 10 + index, "image_id": index, "caption": "a thing"} for index in range(count)]
+        content = json.dumps({"images": listed, "annotations": notes})
+        (tmp_path / "annotations" / f"captions_{part}.json").write_text(content)
+        vectors = {"ids": torch.arange(10, 10 + count), "embeddings": torch.randn(count, 768)}
+        save_file(vectors, tmp_path / "embeddings" / f"captions_{part}.safetensors")
+    one = experiment("coco-small").setup(tmp_path)
+    assert len(one.dataset) == 3
+    cond = one.query_conditions(0, 2)  # of images that the network never saw
+    assert cond.shape == (2, 768)
+    with torch.device("meta"):
+        assert whence.preset("coco-small").build().cond_dim == 768
+    with pytest.raises(whence.WhenceError, match="3 queries need as many conditions, and there are 2"):
+        one.query_conditions(0, 3)
+
+
 def test_the_small_cifar10_is_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "cifar10.npz", train_images=pixels, train_labels=np.arange(12) % 10)
@@ -145,8 +172,6 @@ def test_every_experiment_has_a_preset_of_its_name_and_says_which_data_it_needs(
 
 
 def test_styles_are_read_from_subfolders(tmp_path: Path) -> None:
-    from PIL import Image
-
     for style in range(10):
         (tmp_path / f"style{style}").mkdir()
         Image.new("RGB", (70, 64), (style, 0, 0)).save(tmp_path / f"style{style}" / "one.png")

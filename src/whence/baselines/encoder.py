@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..attributor import Attributor, Pieces, read_queries
@@ -23,7 +22,8 @@ from ..diffusion.batches import data_fingerprint
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.taps import Taps, listening
-from ..errors import WhenceError, need
+from ..errors import WhenceError
+from ..pretrained import pretrained
 from ..progress import bar
 from ..rows import Rows
 from ..shards import Dtype, Manifest
@@ -266,29 +266,15 @@ def _pretrained(
     model: str | os.PathLike[str], what: str, kinds: tuple[str, ...], published: Colours
 ) -> tuple[Any, Colours, int | None]:
     """A network of transformers in float32, the colours it expects, and the image size that its preprocessor names, if any."""
-    transformers: Any = need("transformers", "encoders")
-    place = os.fspath(model)
-    try:
-        kind = transformers.AutoConfig.from_pretrained(place).model_type
-        if kind not in kinds:
-            raise WhenceError(f"{place!r} is a model of the type {kind!r}, not {what}: give another name or folder")
-        network, loaded = transformers.AutoModel.from_pretrained(place, output_loading_info=True)
-        preparing = transformers.utils.cached_file(place, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
-        prepared = {} if preparing is None else json.loads(Path(preparing).read_text())
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).split("\n")[0].rstrip(".")
-        if Path(place).is_dir():
-            raise WhenceError(
-                f"{place} holds no {what} that transformers can read ({reason}): download it there again"
-            ) from error
-        raise WhenceError(
-            f"{place!r} is no local folder, and the Hugging Face hub did not give it ({reason}): give the folder of a copy that "
-            "was downloaded elsewhere, or get online, or set HF_HOME to a cache that holds it"
-        ) from error
-    if loaded["missing_keys"]:
-        raise WhenceError(f"{place} lacks weights of {what}, {min(loaded['missing_keys'])!r} among them: download it again")
+    network, prepared = pretrained(model, what, kinds, _preprocessor)
     colours = prepared.get("image_mean", published[0]), prepared.get("image_std", published[1])
-    return network.float(), colours, _size(prepared)
+    return network, colours, _size(prepared)
+
+
+def _preprocessor(transformers: Any, place: str) -> dict[str, Any]:
+    """What a model says of its preprocessing; nothing, if it does not."""
+    path = transformers.utils.cached_file(place, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
+    return {} if path is None else json.loads(Path(path).read_text())
 
 
 def _size(prepared: Mapping[str, Any]) -> int | None:

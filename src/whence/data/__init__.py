@@ -5,6 +5,7 @@ Those read from image files also have `draw(i, generator)`, the view that traini
 
 from .artbench import artbench10
 from .cache import cached
+from .captions import embed_captions
 from .cifar import cifar10
 from .coco import coco
 from .digits import digits
@@ -12,4 +13,4 @@ from .folder import folder
 from .hub import huggingface
 from .images import Images
 
-__all__ = ["Images", "artbench10", "cached", "cifar10", "coco", "digits", "folder", "huggingface"]
+__all__ = ["Images", "artbench10", "cached", "cifar10", "coco", "digits", "embed_captions", "folder", "huggingface"]

@@ -83,12 +83,12 @@ def coco(
     """Images of a folder with the captions of a COCO annotation file, the shorter side resized to `size`.
 
     `embeddings` is a safetensors file with ids [A], the ids of annotations, and embeddings [A, D], those of their
-    captions, which are brought to unit length.
+    captions, which are brought to unit length; `embed_captions` makes one.
     """
     root, vectors = Path(images), Embeddings(embeddings)
     if not root.is_dir():
         raise WhenceError(f"there is no folder {root}")
-    listed, annotations = _read(Path(captions))
+    listed, annotations = read_captions(Path(captions))
     texts: dict[Any, list[str]] = {image["id"]: [] for image in listed}
     rows: dict[Any, list[int]] = {image["id"]: [] for image in listed}
     for annotation in annotations:
@@ -106,7 +106,8 @@ def coco(
     return Coco(root, paths, list(texts.values()), list(rows.values()), vectors, size)
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_captions(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The images and the annotations of a COCO caption file."""
     if not path.is_file():
         raise WhenceError(f"there is no file of captions {path}")
     try:
