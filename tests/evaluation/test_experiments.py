@@ -97,14 +97,21 @@ def test_one_table_can_be_asked_for_and_an_unknown_one_is_refused(folder: Path) 
 
 def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "more")
-    tiny().run(tmp_path / "more", methods=["TID", "independent draws"], fractions=[0.02], seeds=[0, 1])
+    tiny().run(tmp_path / "more", methods=["TID"], fractions=[0.02], seeds=[1])
+    tiny().run(tmp_path / "more", methods=["independent draws"], fractions=[0.02])
     tables = Tables(tmp_path / "more")
+    assert ", 2 seeds," in tables.auc().title
+    assert ", 1 seed," in tables.ablations().title  # only one has both
     assert [row[0] for row in tables.ablations().rows] == ["TID", "independent draws", "random against random"]
     assert [row[0] for row in tables.auc().rows] == [*tiny().methods(), "random against random"]
     assert {row[0]: row[2] for row in tables.budgets().rows}["independent draws"] == ""
     assert "ablations" in tables.all()
     assert "ablations" not in Tables(folder).all()
     assert "independent draws" not in {row[0] for row in Tables(tmp_path / "more", 0.1).auc().rows}
+    tiny().run(tmp_path / "more", methods=["residual"], fractions=[0.02], seeds=[1])
+    assert "ablations" not in Tables(tmp_path / "more").all()
+    with pytest.raises(whence.WhenceError, match=r"no seed in .* has all of TID, independent draws, residual: run them"):
+        Tables(tmp_path / "more").ablations()
     with pytest.raises(whence.WhenceError, match=r"nothing at the fraction 0\.5 in these results; there is 0\.02, 0\.1"):
         Tables(folder, 0.5)
 

@@ -153,7 +153,7 @@ EXPERIMENTS = {
             dim=2048,
             controls=4,
             batch_size=64,
-            distillation={"epochs": 12, "batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128},
+            distillation={"epochs": 150, "batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128},
             unlearning={"lr": 2e-4, "batch": 64, "max_steps": 400},
             # an average that forgets sooner: after so few steps the preset's would still be a fifth the untrained network
             changes={"steps": 800, "warmup": 40, "ema": 0.99},

@@ -68,15 +68,22 @@ class Tables:
 
     def auc(self) -> Table:
         """Table 1: AUC by metric and their mean; the last row is the instrument's own noise."""
-        return self._auc([name for name in self.results.methods if name not in _ABLATIONS])
+        return self._auc([name for name in self.results.methods if name not in _ABLATIONS], self.results, self.seeds)
 
     def ablations(self) -> Table:
-        """The same of TID and of its ablations."""
-        return self._auc([name for name in self.results.methods if name in _ABLATIONS or name == "TID"])
+        """The same of TID and of its ablations, in the seeds that have all of them."""
+        names, seeds = self._ablated()
+        if not seeds:
+            raise WhenceError(f"no seed in {self.folder} has all of {', '.join(names)}: run them with the same seeds")
+        return self._auc(names, Results([row for row in self.results.rows if row.seed in seeds]), seeds)
 
-    def _auc(self, methods: Sequence[str]) -> Table:
-        results, at = self.results, self.fraction
-        rows = []
+    def _ablated(self) -> tuple[list[str], list[int]]:
+        """TID and its ablations, and the seeds that have all of them."""
+        names = [name for name in self.results.methods if name in _ABLATIONS or name == "TID"]
+        return names, [seed for seed in self.seeds if all(seed in self.results.removed(name, self.fraction) for name in names)]
+
+    def _auc(self, methods: Sequence[str], results: Results, seeds: Sequence[int]) -> Table:
+        at, rows = self.fraction, []
         for method in methods:
             found = [results.summary(method, metric, at) for metric in results.metrics]
             each = [f"{_estimate(one.auc)} {_interval(one.auc_interval)}" for one in found]
@@ -85,7 +92,8 @@ class Tables:
         spread = [f".5 ± {_number(noise(results.controls(metric, at)).deviation)}" for metric in results.metrics]
         rows.append(["random against random", *spread, "", ""])
         head = ["removal chosen by", *results.metrics, "mean", "pooled"]
-        return Table(f"AUC against random removal, {self._words()}; mean over seeds ± standard error [95 % interval]", head, rows)
+        title = f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error [95 % interval]"
+        return Table(title, head, rows)
 
     def ratios(self) -> Table:
         """How much less alike than after random removal, in percent of its median."""
@@ -161,8 +169,9 @@ class Tables:
         return once, each, size
 
     def all(self) -> dict[str, Table]:
-        """Every table by the name of its file; that of ablations only where there are some."""
-        ablated = {"ablations": self.ablations()} if _ABLATIONS & set(self.results.methods) else {}
+        """Every table by the name of its file; that of ablations only where a seed has some."""
+        names, seeds = self._ablated()
+        ablated = {"ablations": self.ablations()} if seeds and _ABLATIONS & set(names) else {}
         return {
             "auc": self.auc(),
             **ablated,
@@ -178,10 +187,10 @@ class Tables:
         path = next(self.folder.glob("seed-*/scores/*.safetensors"), None)
         return None if path is None else int(read_header(path)["images"])
 
-    def _words(self) -> str:
-        how = "coupled" if self.settings["coupled"] else "uncoupled"
-        seeds = "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
-        return f"top {100 * self.fraction:g} % of {self.settings['queries']} queries, {seeds}, {how} retraining"
+    def _words(self, seeds: Sequence[int] | None = None) -> str:
+        how, count = "coupled" if self.settings["coupled"] else "uncoupled", len(seeds or self.seeds)
+        over = "1 seed" if count == 1 else f"{count} seeds"
+        return f"top {100 * self.fraction:g} % of {self.settings['queries']} queries, {over}, {how} retraining"
 
 
 def _number(value: float) -> str:
