@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
+from whence.attributor import Attributor
 from whence.evaluation.counterfactual import Study, claim
 from whence.evaluation.experiments import experiment
-from whence.store import load, save
+from whence.store import load, load_json, save, save_json
 
 GROUPS = [["TID", "TIDE"], ["D-TRAK", "TRAK", "DAS"], ["K-FAC influence", "Activations", "Pixel"]]
 PARTS = 3  # of the queries of MUCS
@@ -41,7 +42,9 @@ class Evaluation:
     def train(self, seed: int) -> None:
         study = self.study(seed)
         study.images()
+        started = time.monotonic()
         self._unlearner(study)  # so that its parts find the original's losses
+        save_json(study.folder / "methods" / "mucs-fit.json", {"seconds": time.monotonic() - started})
 
     def score(self, seed: int, names: str) -> None:
         for name, method in self.experiment.methods(names.split(",")).items():
@@ -62,13 +65,13 @@ class Evaluation:
             tensors, header = load(self._part(study, part))
             whole[part::PARTS], about = tensors["scores"], header["about"]
             seconds += header["seconds"]
-        spent = {"fit": 0.0, "score": seconds}
+        spent = {"fit": load_json(study.folder / "methods" / "mucs-fit.json")["seconds"], "score": seconds}
         header = {"kind": "scores", "method": "MUCS", "seconds": spent, "about": about, "images": whole.shape[1]}
         save(study.folder / "scores" / "mucs.safetensors", {"scores": whole}, header)
         names = [*self.experiment.methods(), *self.arguments.also]
         self.experiment.run(self.folder, self.arguments.data, [seed], names)
 
-    def _unlearner(self, study: Study):
+    def _unlearner(self, study: Study) -> Attributor:
         method = self.experiment.methods(["MUCS"])["MUCS"]
         return method(self.setup.denoiser(study.network), self.setup.dataset, study.folder / "methods" / "mucs")
 
@@ -78,15 +81,16 @@ class Evaluation:
     # --- all of it ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        one = self.experiment
         self.folder.mkdir(parents=True, exist_ok=True)
-        claim(self.folder, {**self.setup.identity(), "queries": one.queries, "given": None, "coupled": True})
+        claim(self.folder, {**self.setup.identity(), "queries": self.experiment.queries, "given": None, "coupled": True})
         stages = {seed: ("train", [self._start("train", seed)]) for seed in self.arguments.seeds}
         started, retraining = time.monotonic(), False
         while stages:
             for seed, (stage, processes) in list(stages.items()):
                 codes = [process.poll() for process in processes]
                 if any(codes):
+                    for process in (one for _, others in stages.values() for one in others):
+                        process.terminate()
                     raise SystemExit(f"{stage} of seed {seed} failed: see {self.folder}/*.log")
                 if None in codes:
                     continue

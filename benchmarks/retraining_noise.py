@@ -3,7 +3,8 @@
     python benchmarks/retraining_noise.py digits --removed 0 1 6 60 200
     python benchmarks/retraining_noise.py cifar10-small --data cifar10.npz --removed 0 1 100 3300
 
-What one image alone does is chaos: steps that begin to differ lead elsewhere. A removal is seen only as far as it exceeds that.
+Retraining is coupled; the sets left out are nested. Steps that begin to differ lead elsewhere, so that a single image left out
+moves images too, and a removal is seen only as far as it exceeds that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ def main() -> None:
     parser.add_argument("--removed", type=int, nargs="+", default=[0, 1, 6, 60, 200], help="how many images are left out")
     parser.add_argument("--queries", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--uncoupled", action="store_true")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     arguments = parser.parse_args()
     setup = experiment(arguments.name).setup(arguments.data)
@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         full = setup.generated(setup.trained(seed, Path(folder) / "full"), seed, arguments.queries)
         together = networks_at_once(setup, None) > 1
-        networks = setup.retrained(seed, keeps, Path(folder) / "others", not arguments.uncoupled, together)
+        networks = setup.retrained(seed, keeps, Path(folder) / "others", True, together)
     figures: dict[str, Any] = {"name": arguments.name, "images": count, "queries": arguments.queries, "seed": seed, "removed": {}}
     figures["machine"] = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
     print("left out   median SSIM   mean SSIM   root mean square difference")

@@ -88,7 +88,7 @@ class Experiment:
 
 
 def _digits(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
-    # so few that a network which trains in half a minute remembers them, and misses those that are removed
+    # so few that half a minute of training shows each of them 85 times
     return Subset(digits(), range(600)), None  # type: ignore[arg-type]
 
 
@@ -132,7 +132,7 @@ def _styles(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
     return images, images  # a query's style is that of a random painting
 
 
-_CIFAR10_SMALL = 10_000  # images; the preset's steps show each a hundred times, so that they are missed when they are removed
+_CIFAR10_SMALL = 10_000  # images, each of which the preset's steps show a hundred times
 _SMALL: dict[str, Any] = {
     "draws": 8,
     "dim": 4096,
@@ -161,7 +161,7 @@ EXPERIMENTS = {
         Experiment(
             "cifar10-small",
             _cifar10_small,
-            # enough queries that random removals differ little, and so few images of each that they remove a third together
+            # so few images of each query that random removals take a third together; not yet enough to tell methods apart
             queries=80,
             fractions=(0.005,),
             draws=8,
