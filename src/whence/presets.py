@@ -28,6 +28,7 @@ class Preset:
     batch_size: int
     lr: float
     warmup: int
+    decay: int = 0
     ema: float = 0.999
     flip: bool = False
     augment: float = 0.0
@@ -43,7 +44,7 @@ class Preset:
     @property
     def training(self) -> dict[str, Any]:
         """The arguments of `whence.train`."""
-        names = ("steps", "batch_size", "lr", "ema", "warmup", "flip", "augment")
+        names = ("steps", "batch_size", "lr", "ema", "warmup", "decay", "flip", "augment")
         return {name: getattr(self, name) for name in names}
 
     def train(self, dataset: Dataset, store: str | os.PathLike[str] | None = None, seed: int = 0, **changes: Any) -> nn.Module:
@@ -59,9 +60,9 @@ def _digits() -> DiT:
 
 
 def _cifar10_small() -> DiT:
-    # one stem block: two of them, of a few channels at full resolution, would take longer than the transformer
+    # no stem: its few channels at full resolution would take longer than the transformer, and TID several times as long
     small: dict[str, Any] = {"width": 256, "depth": 6, "heads": 4, "patch": 4, "cond_width": 128, "registers": 4}
-    return DiT(stem=(4,), resample=(1,), stem_kernel=3, dropout=0.0, **small)
+    return DiT(stem=(), resample=(), dropout=0.0, **small)
 
 
 def _small_64(**condition: Any) -> DiT:
@@ -76,7 +77,7 @@ PRESETS = {
     preset.name: preset
     for preset in (
         Preset("digits", _digits, steps=1400, batch_size=64, lr=2e-3, warmup=70, ema=0.998),
-        Preset("cifar10-small", _cifar10_small, steps=4000, lr=1e-3, **_SMALL),
+        Preset("cifar10-small", _cifar10_small, steps=4000, lr=1e-3, decay=2000, **_SMALL),
         Preset("wikiart-small", partial(_small_64, classes=10), steps=6000, lr=1e-3, guidance=2.0, **_SMALL),
         Preset("coco-small", partial(_small_64, cond_dim=768), steps=6000, lr=1e-3, guidance=3.0, **_SMALL),
         Preset("cifar10", DiT.cifar10, steps=200_000, lr=1e-4, **_PAPER),

@@ -31,7 +31,7 @@ def apart(one: nn.Module, other: nn.Module, start: nn.Module) -> float:
     return float((mine - theirs).norm() / (mine - before).norm())
 
 
-@pytest.mark.parametrize("options", [{}, {"flip": True, "augment": 0.5}, {"coupled": False}, {"ema": 0.5}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"flip": True, "augment": 0.5}, {"coupled": False}, {"ema": 0.5, "decay": 3}], ids=str)
 def test_each_network_is_what_training_it_alone_makes_of_it(options: dict[str, object]) -> None:
     network = small_dit(dropout=0.1)
     for keep, found in zip(

@@ -20,7 +20,7 @@ from helpers import Noise, small_dit, stirred
 from whence import store
 from whence.diffusion import batches
 from whence.diffusion.batches import Order
-from whence.diffusion.training import Settings
+from whence.diffusion.training import Settings, falling
 
 
 def train(dataset: Any = None, network: nn.Module | None = None, **changes: Any) -> nn.Module:
@@ -113,6 +113,18 @@ def test_warm_up_is_linear_and_by_default_a_twentieth_of_the_run(tmp_path):
     assert [settings.lr_at(step) for step in (0, 5, 10, 999)] == pytest.approx([5e-6, 5.025e-4, 1e-3, 1e-3])
     train(steps=40, warmup=None, store=tmp_path)
     assert store.load(tmp_path / "training.safetensors")[1]["settings"]["warmup"] == 2
+
+
+def test_the_learning_rate_may_fall_to_nothing_over_the_last_steps(tmp_path, weights_equal):
+    settings = Settings(8, 1e-3, 0.9, 0, True, 10, 0.0, False, 0.0, falling(100, warmup=10, decay=50))
+    assert [settings.lr_at(step) for step in (5, 10, 50, 75, 99)] == pytest.approx([5.025e-4, 1e-3, 1e-3, 5e-4, 2e-5])
+    assert not weights_equal(train(decay=2), train())
+    train(steps=6, decay=2, store=tmp_path)
+    with pytest.raises(whence.WhenceError, match=r"falling was \[4, 6\] and is now \[6, 8\]"):
+        train(steps=8, decay=2, store=tmp_path)  # its last steps went elsewhere than those of a longer run
+    for decay in (-1, 5):
+        with pytest.raises(whence.WhenceError, match=f"decay is the number of last steps, of 6 less 2 of warm-up, not {decay}"):
+            train(steps=6, warmup=2, decay=decay)
 
 
 # --- leaving images out -----------------------------------------------------------------------------------------------

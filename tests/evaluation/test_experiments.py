@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import whence
 from whence.cli.app import app
-from whence.evaluation import experiments
 from whence.evaluation.experiments import EXPERIMENTS, Experiment, experiment
 from whence.evaluation.standins import EfficientNet
 from whence.report.studies import found
@@ -155,13 +154,10 @@ def test_captions_are_read_from_cocos_own_layout(tmp_path: Path) -> None:
         one.query_conditions(0, 3)
 
 
-def test_the_small_cifar10_is_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_cifar10_evaluations_read_the_whole_training_set(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "cifar10.npz", train_images=pixels, train_labels=np.arange(12) % 10)
-    with pytest.raises(whence.WhenceError, match=r"has 12 images; this evaluation is of the first 10,000"):
-        experiment("cifar10-small").setup(tmp_path / "cifar10.npz")
-    monkeypatch.setattr(experiments, "_CIFAR10_SMALL", 8)
-    assert len(experiment("cifar10-small").setup(tmp_path / "cifar10.npz").dataset) == 8
+    assert [len(experiment(name).read(tmp_path / "cifar10.npz")[0]) for name in ("cifar10", "cifar10-small")] == [12, 12]
 
 
 def test_ablations_are_methods_too_and_unknown_ones_are_refused() -> None:

@@ -41,6 +41,15 @@ def test_the_stem_may_change_the_resolution():
     assert network(torch.randn(2, 1, 16, 16), torch.ones(2)).shape == (2, 1, 16, 16)
 
 
+def test_without_a_stem_patches_are_cut_from_the_image_itself():
+    network = small_dit(stem=(), resample=())
+    assert {name.split(".")[0] for name, _ in network.named_parameters()}.isdisjoint({"encoder", "decoder", "last"})
+    assert network.patchify.in_channels == network.unpatchify.out_channels == 1
+    x, c = torch.randn(2, 1, 8, 8), torch.randn(2, 1, 16)
+    assert torch.equal(network.raw(x, c), torch.zeros_like(x))  # untrained, as with a stem
+    assert stirred(network).raw(x, c).abs().min() > 0
+
+
 def test_images_of_a_batch_do_not_touch_each_other():
     network = stirred(small_dit()).eval()
     x, sigma = torch.randn(4, 1, 8, 8), torch.tensor([0.1, 1.0, 5.0, 70.0])

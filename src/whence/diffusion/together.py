@@ -27,7 +27,7 @@ from .checkpoint import Checkpoint
 from .denoiser import Call, call_plainly
 from .process import Process
 from .streams import stream
-from .training import Settings, check_takes_bit, run_steps
+from .training import Settings, check_takes_bit, falling, run_steps
 
 # cuDNN's attention cannot be both batched over networks and compiled
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -47,6 +47,7 @@ def train_together(
     store: str | os.PathLike[str] | None = None,
     *,
     warmup: int | None = None,
+    decay: int = 0,
     weight_decay: float = 0.01,
     flip: bool = False,
     augment: float = 0.0,
@@ -57,14 +58,12 @@ def train_together(
 
     The data set is held on the device; one whose items are drawn anew each time is refused.
     """
-    if steps < 1:
-        raise WhenceError(f"steps must be at least 1, not {steps}")
     if not keeps:
         raise WhenceError("there is nothing to train: give at least one set of indices")
     if isinstance(dataset, Drawable):
         raise WhenceError("items that are drawn anew at each step cannot be shared by several networks: train them one by one")
     warmup = steps // 20 if warmup is None else warmup
-    settings = Settings(batch_size, lr, ema, seed, coupled, warmup, weight_decay, flip, augment)
+    settings = Settings(batch_size, lr, ema, seed, coupled, warmup, weight_decay, flip, augment, falling(steps, warmup, decay))
     if augment:
         check_takes_bit(network, call)
     count = length(dataset)

@@ -47,6 +47,7 @@ class Settings:
     weight_decay: float
     flip: bool
     augment: float
+    falling: tuple[int, int] | None = None  # steps between which the learning rate falls to 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -59,8 +60,12 @@ class Settings:
             raise WhenceError(f"augment is a probability, not {self.augment}")
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of a step: linear warm-up from a two-hundredth, then constant."""
-        return self.lr * (0.005 + 0.995 * min(1.0, step / self.warmup)) if self.warmup else self.lr
+        """The learning rate of a step: linear warm-up from a two-hundredth, then constant, then perhaps a linear fall to 0."""
+        lr = self.lr * (0.005 + 0.995 * min(1.0, step / self.warmup)) if self.warmup else self.lr
+        if self.falling is not None:
+            begin, end = self.falling
+            lr *= min(1.0, (end - step) / (end - begin))
+        return lr
 
 
 def train(
@@ -77,6 +82,7 @@ def train(
     store: str | os.PathLike[str] | None = None,
     *,
     warmup: int | None = None,
+    decay: int = 0,
     weight_decay: float = 0.01,
     flip: bool = False,
     augment: float = 0.0,
@@ -97,16 +103,15 @@ def train(
             differ only by what was left out.
         store: a folder for checkpoints. A run that was interrupted goes on from there, a finished one is returned at once.
         warmup: steps of linear warm-up; None: a twentieth of the run, as in the paper.
+        decay: last steps, over which the learning rate falls to 0; in the paper none. Such a run cannot be made longer.
         weight_decay: of AdamW, on all parameters.
         flip: mirror images at random.
         augment: probability of each of EDM's geometric augmentations; the network is told by `augmented=`, a [B] tensor.
         call: `call(network, x_sigma, sigma, cond)` adapts any signature.
         compile: run the network through torch.compile; None: on CUDA.
     """
-    if steps < 1:
-        raise WhenceError(f"steps must be at least 1, not {steps}")
     warmup = steps // 20 if warmup is None else warmup
-    settings = Settings(batch_size, lr, ema, seed, coupled, warmup, weight_decay, flip, augment)
+    settings = Settings(batch_size, lr, ema, seed, coupled, warmup, weight_decay, flip, augment, falling(steps, warmup, decay))
     if augment:
         check_takes_bit(network, call)
     count = length(dataset)
@@ -145,6 +150,15 @@ def train(
     run = _Run(model, average, optimizer, process, settings, forward, device)
     run_steps(run, feed.batches(range(start, steps)), range(start, steps), device, checkpoint, "training")
     return average
+
+
+def falling(steps: int, warmup: int, decay: int) -> tuple[int, int] | None:
+    """The steps between which the learning rate of a run falls to 0, if it does."""
+    if steps < 1:
+        raise WhenceError(f"steps must be at least 1, not {steps}")
+    if not 0 <= decay <= steps - min(warmup, steps):
+        raise WhenceError(f"decay is the number of last steps, of {steps} less {warmup} of warm-up, not {decay}")
+    return (steps - decay, steps) if decay else None
 
 
 class Run(Protocol):

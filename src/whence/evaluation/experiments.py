@@ -102,13 +102,6 @@ def _cifar10(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
     return cifar10(_path(data, "CIFAR-10")), None
 
 
-def _cifar10_small(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
-    images = cifar10(_path(data, "CIFAR-10"))
-    if len(images) < _CIFAR10_SMALL:
-        raise WhenceError(f"{data} has {len(images):,} images; this evaluation is of the first {_CIFAR10_SMALL:,} of CIFAR-10")
-    return Subset(images, range(_CIFAR10_SMALL)), None  # type: ignore[arg-type]
-
-
 def _artbench10(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
     root = Path(_path(data, "ArtBench-10, a folder with its images and metadata.csv"))
     return tuple(artbench10(root, root / "metadata.csv", split) for split in ("train", "test"))  # type: ignore[return-value]
@@ -132,7 +125,6 @@ def _styles(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
     return images, images  # a query's style is that of a random painting
 
 
-_CIFAR10_SMALL = 10_000  # images, each of which the preset's steps show a hundred times
 _SMALL: dict[str, Any] = {
     "draws": 8,
     "dim": 4096,
@@ -160,14 +152,14 @@ EXPERIMENTS = {
         ),
         Experiment(
             "cifar10-small",
-            _cifar10_small,
-            # so few images of each query that random removals take a third together; not yet enough to tell methods apart
-            queries=80,
-            fractions=(0.005,),
+            _cifar10,
+            queries=40,
+            fractions=(0.01,),
+            controls=4,
             draws=8,
             dim=4096,
             batch_size=1024,
-            distillation={"epochs": 10, "lr": 5e-4, "dim": 256},
+            distillation={"epochs": 4, "lr": 5e-4, "dim": 256},
             unlearning={"lr": 1e-4, "max_steps": 500},
         ),
         Experiment("wikiart-small", _styles, **_SMALL),

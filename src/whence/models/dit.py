@@ -28,7 +28,8 @@ class DiT(nn.Module):
         cond_dim: condition on a vector of this size (a text embedding); cond is then [B, cond_dim].
             A condition of None, or a row of zeros, is the null condition.
         process: what the output means; it also sets how the network is preconditioned.
-        stem, resample: output channels and stride of each stem block; the decoder mirrors them.
+        stem, resample: output channels and stride of each stem block; the decoder mirrors them. Both empty: patches are cut from
+            the image itself, as in a plain diffusion transformer.
         registers: learned tokens that belong to no patch.
         gelu: its approximation; "none" is the exact function, which is 5 to 10 times faster on a CPU.
         dropout, null_rate: in training, the share of activations dropped and of conditions replaced by the null condition.
@@ -64,7 +65,7 @@ class DiT(nn.Module):
         super().__init__()
         if classes is not None and cond_dim is not None:
             raise WhenceError("a DiT takes classes or cond_dim, not both")
-        if len(stem) != len(resample) or not stem:
+        if len(stem) != len(resample):
             raise WhenceError(f"stem {tuple(stem)} and resample {tuple(resample)} need one entry for each stem block")
         if image_size % (math.prod(resample) * patch):
             raise WhenceError(f"image_size {image_size} is no multiple of the stem's stride times patch {patch}")
@@ -76,11 +77,11 @@ class DiT(nn.Module):
         self.null_rate = null_rate
         side = image_size // math.prod(resample) // patch
 
-        inputs = [channels, *stem[:-1]]
+        latent = [channels, *stem]
         self.encoder = nn.ModuleList(
-            StemBlock(i, o, r, stem_kernel, up=False) for i, o, r in zip(inputs, stem, resample, strict=True)
+            StemBlock(i, o, r, stem_kernel, up=False) for i, o, r in zip(latent[:-1], stem, resample, strict=True)
         )
-        self.patchify = nn.Conv2d(stem[-1], width, patch, stride=patch)
+        self.patchify = nn.Conv2d(latent[-1], width, patch, stride=patch)
         self.register_buffer("position", position_code(side, width), persistent=False)
         self.registers = nn.Parameter(torch.zeros(registers, width))
 
@@ -98,13 +99,15 @@ class DiT(nn.Module):
 
         self.blocks = nn.ModuleList(DiTBlock(width, heads, cond_width, mlp_ratio, gelu, dropout) for _ in range(depth))
         self.modulate = Modulation(cond_width, width, 2)
-        self.unpatchify = nn.ConvTranspose2d(width, stem[-1], patch, stride=patch)
-        outputs = [*reversed(stem[:-1]), channels * last_factor]
+        self.unpatchify = nn.ConvTranspose2d(width, latent[-1], patch, stride=patch)
+        outputs = [*reversed(stem[:-1]), channels * last_factor] if stem else []
         self.decoder = nn.ModuleList(
             StemBlock(i, o, r, stem_kernel, up=True) for i, o, r in zip(reversed(stem), outputs, reversed(resample), strict=True)
         )
-        self.last = nn.Conv2d(channels * last_factor, channels, 1, bias=False)
-        nn.init.zeros_(self.last.weight)
+        self.last = nn.Conv2d(channels * last_factor, channels, 1, bias=False) if stem else nn.Identity()
+        final = self.last if stem else self.unpatchify
+        for parameter in final.parameters():
+            nn.init.zeros_(parameter)
 
     @classmethod
     def cifar10(cls, **changes: Any) -> Self:
