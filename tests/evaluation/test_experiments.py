@@ -94,6 +94,24 @@ def test_one_table_can_be_asked_for_and_an_unknown_one_is_refused(folder: Path) 
     assert "no table or figure 'beauty'; there are auc" in outcome.output
 
 
+def test_datamodelling_scores_share_the_folder_and_have_random_ones_beside_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "both"
+    shutil.copytree(folder, place)
+    monkeypatch.setitem(EXPERIMENTS, "digits", tiny())
+    command = ["lds", "digits", "--out", str(place), "--subsets", "3", "--method", "Pixel", "--method", "TID"]
+    outcome = CliRunner().invoke(app, command)
+    assert outcome.exit_code == 0, outcome.output
+    assert "Linear datamodelling score, 3 subsets, 1 seed" in (place / "report" / "lds.md").read_text()
+    with open(place / "lds.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["query"]) for row in rows] == [(m, str(q)) for m in ("random", "Pixel", "TID") for q in range(3)]
+    assert all(-1 <= float(row["rank correlation"]) <= 1 for row in rows)
+    outcome = CliRunner().invoke(app, [*command, "--seeds", "0"])
+    assert "there must be at least one seed, not 0" in outcome.output
+
+
 def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "more")
     tiny().run(tmp_path / "more", methods=["TID"], fractions=[0.02], seeds=[1])

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import WhenceError
 from .demo import run_demo
-from .evaluate import run_evaluation, write_report
+from .evaluate import run_evaluation, run_lds, write_report
 
 
 class Commands(TyperGroup):
@@ -27,6 +27,11 @@ class Commands(TyperGroup):
             typer.echo("\nwhence: interrupted; run the same command again to go on from here", err=True)
             raise typer.Exit(130) from None
 
+
+Name = Annotated[str, typer.Argument(help="digits, cifar10-small, wikiart-small, coco-small, cifar10, artbench10 or coco.")]
+Data = Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")]
+Seeds = Annotated[int, typer.Option(help="How many; each is an experiment of its own.")]
+Chosen = Annotated[list[str] | None, typer.Option(help="A method by name, again for more; none: all.")]
 
 app = typer.Typer(
     cls=Commands,
@@ -61,17 +66,31 @@ def demo(
 
 @app.command()
 def evaluate(
-    name: Annotated[str, typer.Argument(help="digits, cifar10-small, wikiart-small, coco-small, cifar10, artbench10 or coco.")],
+    name: Name,
     out: Annotated[Path, typer.Option(help="Folder for every stage; a run that was interrupted goes on from there.")],
-    data: Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many; each is an experiment of its own.")] = 1,
-    method: Annotated[list[str] | None, typer.Option(help="A method by name, again for more; none: all.")] = None,
+    data: Data = None,
+    seeds: Seeds = 1,
+    method: Chosen = None,
     fraction: Annotated[list[float] | None, typer.Option(help="Share of the training set removed for each query.")] = None,
     metric: Annotated[list[str] | None, typer.Option(help="A similarity by name, again for more.")] = None,
     coupled: Annotated[bool, typer.Option(help="Whether retraining shares batches and noise with the full training.")] = True,
 ) -> None:
     """Remove what each method found, retrain, regenerate from the same noise, and see whether the images change."""
     run_evaluation(name, out, data, seeds, method, fraction, metric, coupled)
+
+
+@app.command()
+def lds(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="Folder for every stage; it may be that of `whence evaluate`.")],
+    data: Data = None,
+    seeds: Seeds = 1,
+    method: Chosen = None,
+    subsets: Annotated[int, typer.Option(help="Random halves of the training set that networks are trained on.")] = 32,
+    coupled: Annotated[bool, typer.Option(help="Whether their training shares batches and noise.")] = True,
+) -> None:
+    """Train on random halves of the data, and see whether each method's scores predict the losses: the datamodelling score."""
+    run_lds(name, out, data, seeds, method, subsets, coupled)
 
 
 @app.command()

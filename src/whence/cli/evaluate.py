@@ -1,4 +1,4 @@
-"""`whence evaluate` and `whence report`: run a named evaluation, and write its tables and figures."""
+"""`whence evaluate`, `whence lds` and `whence report`: run a named evaluation, and write its tables and figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rich.console import Console
 from ..errors import WhenceError
 from ..evaluation.experiments import experiment
 from ..report.studies import accuracy_and_cost, found, regenerated
-from ..report.tables import Tables
+from ..report.tables import Tables, lds_tables
+from ..store import save_bytes
 
 FIGURES = ("regenerated", "found", "accuracy-cost")
 
@@ -26,12 +27,29 @@ def run_evaluation(
     coupled: bool,
 ) -> None:
     """Train, attribute, remove, retrain, regenerate and compare; then show the first table."""
-    if seeds < 1:
-        raise WhenceError(f"there must be at least one seed, not {seeds}")
-    experiment(name).run(out, data, range(seeds), methods, fractions, metrics, coupled)
+    experiment(name).run(out, data, _counted(seeds), methods, fractions, metrics, coupled)
     console = Console(highlight=False, soft_wrap=True)
     console.print(Tables(out).auc().markdown(), markup=False)
     console.print(f"all rows: {out / 'results.csv'}; all tables and figures: whence report {out}")
+
+
+def run_lds(
+    name: str, out: Path, data: Path | None, seeds: int, methods: Sequence[str] | None, subsets: int, coupled: bool
+) -> None:
+    """Train on random halves, and show how well each method's scores predict how the losses of the generated images follow."""
+    found = experiment(name).lds(out, data, _counted(seeds), methods, subsets, coupled)
+    table, each = lds_tables(found, subsets)
+    save_bytes(out / "lds.csv", each.csv().encode())
+    table.save(out / "report", "lds")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table.markdown(), markup=False)
+    console.print(f"of every query: {out / 'lds.csv'}; this table: {out / 'report' / 'lds.md'}")
+
+
+def _counted(seeds: int) -> range:
+    if seeds < 1:
+        raise WhenceError(f"there must be at least one seed, not {seeds}")
+    return range(seeds)
 
 
 def write_report(folder: Path, what: Sequence[str] | None, name: str | None, data: Path | None, fraction: float | None) -> None:

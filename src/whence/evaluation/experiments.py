@@ -13,11 +13,15 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from ..attributor import Attributor
+from ..baselines import Random
 from ..data import artbench10, cifar10, coco, digits, folder
 from ..data.items import Dataset
+from ..diffusion.denoiser import Denoiser
 from ..errors import WhenceError
 from ..presets import preset
 from .counterfactual import Method, counterfactual
+from .lds import LDS, lds
 from .methods import ablated, encoded, standard
 from .results import Results
 from .setup import Setup
@@ -85,6 +89,31 @@ class Experiment:
             metrics or self.metrics,
             batch_size=self.batch_size,
         )
+
+    def lds(
+        self,
+        folder: str | os.PathLike[str],
+        data: str | os.PathLike[str] | None = None,
+        seeds: Sequence[int] = (0,),
+        methods: Sequence[str] | None = None,
+        subsets: int = 32,
+        coupled: bool = True,
+    ) -> dict[str, LDS]:
+        """The linear datamodelling scores, those of random scores first; the folder may be that of the evaluation."""
+        return lds(
+            self.setup(data),
+            {"random": _random, **self.methods(methods)},
+            folder,
+            seeds,
+            self.queries,
+            subsets,
+            coupled=coupled,
+            batch_size=self.batch_size,
+        )
+
+
+def _random(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
+    return Random().fit(dataset)
 
 
 def _digits(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:

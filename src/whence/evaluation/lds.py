@@ -38,7 +38,7 @@ class LDS:
     method: str
     mean: Estimate  # over seeds, of the mean over queries
     interval: Interval  # 95 %, over queries and seeds
-    queries: Tensor  # [seeds, Q]
+    queries: dict[int, Tensor]  # by seed, [Q]
 
 
 def lds(
@@ -66,7 +66,7 @@ def lds(
         fraction: of the training set that a subset has.
         draws: noise levels that a query's loss is averaged over.
         coupled: whether the runs share batches and noise where their images allow.
-        together: networks that are trained as one batched network; None: up to 12 on CUDA, one by one elsewhere.
+        together: networks that are trained as one batched network; None: up to 16 on CUDA, one by one elsewhere.
         batch_size: training images that a method scores together.
     """
     if subsets < 3:
@@ -92,7 +92,7 @@ def lds(
         for name, method in methods.items():
             found[name].append(datamodelling_score(study.scores(name, method), members, losses))
     return {
-        name: LDS(name, estimate([float(each.mean()) for each in rows]), _interval(rows), torch.stack(rows))
+        name: LDS(name, estimate([float(each.mean()) for each in rows]), _interval(rows), dict(zip(seeds, rows, strict=True)))
         for name, rows in found.items()
     }
 

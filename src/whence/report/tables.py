@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from ..baselines.ablations import ablations as every_ablation
 from ..errors import WhenceError
 from ..evaluation.counterfactual import slug
+from ..evaluation.lds import LDS
 from ..evaluation.results import Results
 from ..evaluation.statistics import Estimate, Interval, expected_random_union, noise, paired_test
 from ..store import load_json, read_header, save_bytes
@@ -46,6 +47,22 @@ class Table:
         """Write both."""
         save_bytes(folder / f"{name}.md", self.markdown().encode())
         save_bytes(folder / f"{name}.csv", self.csv().encode())
+
+
+def lds_tables(found: Mapping[str, LDS], subsets: int) -> tuple[Table, Table]:
+    """The linear datamodelling scores of methods, and those of every query, from which the first follows."""
+    rows = [[name, f"{_estimate(one.mean)} {_interval(one.interval)}"] for name, one in found.items()]
+    seeds = len(next(iter(found.values())).queries)
+    title = f"Linear datamodelling score, {subsets} subsets, {'1 seed' if seeds == 1 else f'{seeds} seeds'}; mean [95 % interval]"
+    each = [
+        [str(seed), name, str(query), str(value)]
+        for name, one in found.items()
+        for seed, values in one.queries.items()
+        for query, value in enumerate(values.tolist())
+    ]
+    return Table(title, ["scores of", "rank correlation"], rows), Table(
+        title, ["seed", "method", "query", "rank correlation"], each
+    )
 
 
 class Tables:
