@@ -67,6 +67,7 @@ def scatter(
     need("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -78,7 +79,8 @@ def scatter(
     axis.spines[["top", "right"]].set_visible(False)
     labels = [axis.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=8) for name, (x, y, _) in points.items()]
     figure.canvas.draw()  # from here on it is known how large labels are
-    taken: list[Any] = []
+    places = [axis.transData.transform(point[:2]) for point in points.values()]
+    taken: list[Any] = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in places]
     for label in labels:
         for sideways, height in product((1, -1), (4, -10, 14, -20, 24, -30)):
             label.set(position=(5 * sideways, height), horizontalalignment="left" if sideways > 0 else "right")
