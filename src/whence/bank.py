@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .attribution import Attribution, Ranking, joined
-from .data.items import Cond, Dataset, collate, item_shape, length
+from .data.items import Cond, Dataset, item_shape, length, read
 from .diffusion.batches import data_fingerprint
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draws
@@ -266,7 +266,7 @@ class Bank:
             yield torch.cat([self._embed(queries, part, draws, "query") for part in parts])
 
     def _embed(self, dataset: Any, indices: range, draws: Sequence[int] | None, what: str) -> Tensor:
-        x, cond = collate([dataset[index] for index in indices], indices, self.student.draws.shape, what)
+        x, cond = read(dataset, indices, self.student.draws.shape, what)
         with torch.no_grad():
             vectors = self.student.embed(x, cond, draws)
         finite = torch.isfinite(vectors).flatten(1).all(1).cpu()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .data.items import Cond, Dataset, collate, item_shape, map_cond
+from .data.items import Cond, Dataset, item_shape, map_cond, read
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draws, independent_draw
 from .diffusion.process import Process
@@ -118,7 +118,7 @@ class Probe:
 
     def read(self, dataset: Any, indices: Sequence[int], what: str = "item") -> tuple[Tensor, Cond]:
         """Items as a batch where the network is, in its precision."""
-        x, cond = collate([dataset[index] for index in indices], indices, self.draws.shape, what)
+        x, cond = read(dataset, indices, self.draws.shape, what)
         return self.move(x, cond)
 
     def move(self, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:

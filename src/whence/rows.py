@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from .data.items import Cond, Dataset, collate, item_shape, length
+from .data.items import Cond, Dataset, item_shape, length, read
 from .diffusion.batches import data_fingerprint
 from .errors import WhenceError
 from .shards import Dtype, Manifest, Shard, Shards, fill
@@ -60,7 +60,7 @@ class Rows:
         shape = item_shape(dataset)
 
         def vectors(places: range) -> Tensor:
-            x, cond = collate([dataset[index] for index in places], places, shape)
+            x, cond = read(dataset, places, shape)
             made = make(x, cond, places)
             finite = torch.isfinite(made).all(1).cpu()
             if not bool(finite.all()):

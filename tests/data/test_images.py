@@ -10,11 +10,27 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset
 
 from whence.data import Images, digits
+from whence.data.items import read, several
 from whence.errors import WhenceError
 
 PIXELS = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5) * 2
+
+
+class OneByOne:
+    """An array that gives one image at a time, as CIFAR-10's mapped records do."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self._pixels, self.shape, self.dtype = pixels, pixels.shape, pixels.dtype
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        assert isinstance(index, int)
+        return self._pixels[index]
 
 
 def test_bytes_become_numbers_between_minus_one_and_one():
@@ -30,6 +46,27 @@ def test_a_tensor_an_array_and_a_mapped_file_give_the_same_items(tmp_path):
     for pixels in (PIXELS, mapped):
         assert torch.equal(Images(pixels)[1], Images(torch.from_numpy(PIXELS))[1])
     assert torch.equal(Images(mapped)[-1], (torch.from_numpy(PIXELS)[1].float() / 255 - 0.5) / 0.5)
+
+
+@pytest.mark.parametrize("labels", [None, torch.arange(12) % 3])
+def test_several_items_at_once_are_what_they_are_one_by_one(tmp_path, labels):
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 1, 3, 5), dtype=np.uint8)
+    mapped = np.memmap(tmp_path / "pixels", np.uint8, "w+", shape=pixels.shape)
+    mapped[:] = pixels
+    floats = torch.randn(12, 1, 3, 5)
+    for source in (pixels, torch.from_numpy(pixels), mapped, OneByOne(pixels), floats):
+        images = Images(source, labels)
+        for dataset in (images, Subset(images, range(12))):
+            for mine, alone in zip(several(dataset, [7, 0, 7, 11]), (dataset[i] for i in (7, 0, 7, 11)), strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(mine, alone, strict=True))
+
+
+def test_huge_numbers_are_finite_and_infinity_is_named():
+    huge = torch.full((3, 1, 2, 2), 3e38)  # whose sum is not
+    assert torch.equal(read(huge, [0, 1, 2], (1, 2, 2))[0], huge)
+    huge[1, 0, 0, 0] = -torch.inf
+    with pytest.raises(WhenceError, match="item 1 of the data set holds NaN or infinity"):
+        read(huge, [0, 1, 2], (1, 2, 2))
 
 
 def test_floats_pass_through_as_they_are():

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from ..data.items import Cond, Dataset, collate, cond_rows, length, map_cond
+from ..data.items import Cond, Dataset, cond_rows, length, map_cond, read
 from ..diffusion.batches import Order
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.process import Process
@@ -215,7 +215,7 @@ class _Run:
     def _retained(self, step: int) -> tuple[Tensor, Cond]:
         """Training images of a step, as attribution sees them."""
         places = self._order.indices(step).tolist()
-        x, cond = collate([self.dataset[place] for place in places], places, self._shape)
+        x, cond = read(self.dataset, places, self._shape)
         return x.to(self._like.device, self._like.dtype), map_cond(cond, lambda value: value.to(self._like.device))
 
     def _stream(self, role: str, step: int) -> int:

@@ -35,7 +35,7 @@ class Rows(Protocol):
 
 def scaled(pixels: Tensor) -> Tensor:
     """Bytes 0..255 as numbers in [-1, 1]."""
-    return (pixels.float() / 255 - 0.5) / 0.5
+    return pixels.float().div_(255).sub_(0.5).div_(0.5)
 
 
 class Images:
@@ -64,6 +64,16 @@ class Images:
         pixels = row if isinstance(row, Tensor) else torch.from_numpy(np.array(row))  # [C, H, W]
         x = scaled(pixels) if pixels.dtype == torch.uint8 else pixels
         return x if self.cond is None else (x, self.cond[index])
+
+    def __getitems__(self, indices: list[int]) -> list[Item]:
+        """Several items, whose bytes become numbers in one step: many times as fast as one by one."""
+        if isinstance(self.pixels, Tensor | np.ndarray):
+            rows: Any = self.pixels[indices]  # of an array's rows a copy, of a mapped file's too
+        else:
+            rows = np.stack([self.pixels[index] for index in indices])
+        pixels = rows if isinstance(rows, Tensor) else torch.from_numpy(np.asarray(rows))  # [B, C, H, W]
+        x = scaled(pixels) if pixels.dtype == torch.uint8 else pixels
+        return list(x) if self.cond is None else list(zip(x, self.cond[indices], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "pixels": _by_name(self.pixels)}

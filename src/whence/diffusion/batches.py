@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..data.items import Cond, Dataset, Drawable, collate, item_shape, length, map_cond
+from ..data.items import Cond, Dataset, Drawable, collate, item_shape, length, map_cond, several
 from ..errors import WhenceError
 from ..progress import bar
 from ..store import fingerprint
 from .streams import stream
 
 PRELOAD_BYTES = 2 * 2**30  # data sets up to this size are kept whole on the device
+_READ = 1024  # items read at once
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,10 @@ class Feed:
     def _load(self) -> tuple[Tensor, Cond]:
         items: list[Any] = []
         with bar(self.order.count, "reading", "image", delay=1) as progress:
-            for index in range(self.order.count):
-                items.append(self.dataset[index])
-                progress.update()
+            for start in range(0, self.order.count, _READ):
+                places = range(start, min(start + _READ, self.order.count))
+                items += several(self.dataset, places)
+                progress.update(len(places))
         x, cond = collate(items, range(len(items)), self.shape)
         return self._move(x), map_cond(cond, self._move)
 

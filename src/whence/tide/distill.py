@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.items import Cond, Dataset, collate, item_shape, length, map_cond
+from ..data.items import Cond, Dataset, item_shape, length, map_cond, read
 from ..diffusion.batches import Feed, Order, data_fingerprint
 from ..diffusion.checkpoint import Checkpoint
 from ..diffusion.draws import Draw
@@ -168,7 +168,7 @@ def _fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder:
 
 
 def _batch(tid: TID, dataset: Dataset, indices: list[int]) -> tuple[Tensor, Cond]:
-    x, cond = collate([dataset[index] for index in indices], indices, item_shape(dataset))
+    x, cond = read(dataset, indices, item_shape(dataset))
     like = next(tid.denoiser.network.parameters())
     return x.to(like), map_cond(cond, lambda value: value.to(like.device))
 
