@@ -22,6 +22,7 @@ from whence.evaluation.experiments import EXPERIMENTS, Experiment, experiment
 from whence.evaluation.standins import EfficientNet
 from whence.report.studies import found
 from whence.report.tables import Tables
+from whence.store import read_header, save
 
 SMALL = Subset(whence.data.digits(), range(96))
 
@@ -69,6 +70,25 @@ def test_tables_say_what_the_rows_do(folder: Path) -> None:
     assert all(float(row[1]) >= 0 and float(row[2]) >= 0 for row in tables.costs().rows)
     summary = results.summary("TID", results.metrics[0], 0.1)
     assert f"{summary.ratio.mean:+.1f}" in {row[0]: row[1] for row in tables.ratios().rows}["TID"]
+
+
+def test_overlaps_are_shares_of_what_is_found(tmp_path: Path, folder: Path) -> None:
+    place = tmp_path / "known"
+    shutil.copytree(folder, place)
+    scores = torch.zeros(3, 96)  # the top tenth: ten images
+    scores[0, :10], scores[1, 5:15], scores[2, 10:20] = 1, 1, 1
+    other = torch.zeros(3, 96)
+    other[0, :10], other[1, :10], other[2, :10] = 1, 1, 1
+    for name, values in (("pixel", scores), ("tid", other)):
+        path = place / "seed-0" / "scores" / f"{name}.safetensors"
+        save(path, {"scores": values}, read_header(path))
+    (place / "seed-0" / "scores" / "das.safetensors").unlink()
+    table = Tables(place, fraction=0.1).overlaps()
+    rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert rows["Pixel"]["TID"] == rows["TID"]["Pixel"] == ".500"  # 10, 5 and 0 of 10
+    assert rows["TID"]["TID"] == "1.000"  # the same for all queries
+    assert rows["Pixel"]["Pixel"] == ".333"  # 5, 0 and 5 of 10 between two queries
+    assert set(rows["DAS"].values()) == {"DAS", ""}
 
 
 def test_tables_are_written_as_markdown_and_csv_and_figures_as_png(folder: Path) -> None:

@@ -24,7 +24,7 @@ def regenerated(tables: Tables, path: Path, methods: list[str] | None = None, se
     seed = tables.seeds[0] if seed is None else seed
     original = _queries(tables, seed)[:_SHOWN]
     rows = {"original": original}
-    for name in [*(methods or tables.results.methods), *tables.results.control_names[:1]]:
+    for name in [*(methods or tables.methods), *tables.results.control_names[:1]]:
         rows[name] = load(regenerated_path(tables.folder / f"seed-{seed}", name, tables.fraction))[0]["images"][:_SHOWN]
     image_grid(path, rows, f"regenerated from the same noise, seed {seed}, top {100 * tables.fraction:g} % removed")
 
@@ -34,7 +34,7 @@ def found(tables: Tables, path: Path, dataset: Dataset, methods: list[str] | Non
     seed = tables.seeds[0] if seed is None else seed
     queries = _queries(tables, seed)[:_QUERIES]
     shown = {}
-    for name in methods or tables.results.methods:
+    for name in methods or tables.methods:
         hits = ranked(_scores(tables, seed, name)[: len(queries)], _SHOWN)
         captions = [
             ([f"#{index}" for index in most], [f"#{index}" for index in least])
@@ -47,7 +47,7 @@ def found(tables: Tables, path: Path, dataset: Dataset, methods: list[str] | Non
 def accuracy_and_cost(tables: Tables, path: Path) -> None:
     """The mean AUC of each method against the seconds that a query takes."""
     points = {}
-    for name in tables.results.methods:
+    for name in tables.methods:
         value = tables.results.mean_auc(name, tables.fraction)
         points[name] = (tables.cost(name)[1], value.mean, value.error if value.count > 1 else 0.0)
     scatter(path, points, "seconds a query, everything else done", "mean AUC against random removal", line=0.5)

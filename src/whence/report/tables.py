@@ -1,4 +1,4 @@
-"""The paper's tables from the folder of an evaluation: AUC, ablations, removal sizes, budgets, ratios, pairs of methods, costs.
+"""The paper's tables from the folder of an evaluation: AUC, ablations, removal sizes, budgets, ratios, pairs and overlaps, costs.
 
 A table is a title, a head and rows of text; it writes itself as Markdown and as CSV.
 """
@@ -9,17 +9,21 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..attribution import ranked
 from ..baselines.ablations import ablations as every_ablation
 from ..errors import WhenceError
 from ..evaluation.counterfactual import slug
 from ..evaluation.lds import LDS
 from ..evaluation.results import Results
-from ..evaluation.statistics import Estimate, Interval, expected_random_union, noise, paired_test
-from ..store import load_json, read_header, save_bytes
+from ..evaluation.statistics import Estimate, Interval, budget, expected_random_union, noise, paired_test
+from ..store import load, load_json, read_header, save_bytes
 
 _ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
 
@@ -85,7 +89,12 @@ class Tables:
 
     def auc(self) -> Table:
         """Table 1: AUC by metric and their mean; the last row is the instrument's own noise."""
-        return self._auc([name for name in self.results.methods if name not in _ABLATIONS], self.results, self.seeds)
+        return self._auc(self.methods, self.results, self.seeds)
+
+    @property
+    def methods(self) -> list[str]:
+        """All but the ablations of TID, which are compared among themselves."""
+        return [name for name in self.results.methods if name not in _ABLATIONS]
 
     def ablations(self) -> Table:
         """The same of TID and of its ablations, in the seeds that have all of them."""
@@ -162,6 +171,38 @@ class Tables:
             f"Paired sign-flip tests, {metric}, {self._words()}; negative: the first removes what matters more", head, rows
         )
 
+    def overlaps(self) -> Table:
+        """How many of the images found for a query another method finds for it too, and how many are found for another query."""
+        methods = self.results.methods
+        between: dict[tuple[str, str], list[float]] = {}
+        for seed in self.seeds:
+            found = {name: self._found(seed, name) for name in methods}
+            for one, other in product(methods, methods):
+                mine, theirs = found[one], found[other]
+                if mine is None or theirs is None:
+                    continue
+                shared = mine @ theirs.T / mine[0].sum()  # [Q, Q]
+                same = shared.diagonal()
+                pairs = shared.numel() - len(shared)
+                share = (shared.sum() - same.sum()) / pairs if one == other and pairs else same.mean()
+                between.setdefault((one, other), []).append(float(share))
+
+        def cell(one: str, other: str) -> str:
+            shares = between.get((one, other))
+            return "" if shares is None else _number(sum(shares) / len(shares))
+
+        title = f"Share of finds in common, {self._words()}; of a method with itself: between two queries"
+        return Table(title, ["", *methods], [[one, *(cell(one, other) for other in methods)] for one in methods])
+
+    def _found(self, seed: int, method: str) -> Tensor | None:
+        """1 where a training image is among a query's finds, [Q, N]."""
+        path = self.folder / f"seed-{seed}" / "scores" / f"{slug(method)}.safetensors"
+        if not path.exists():
+            return None
+        scores = load(path)[0]["scores"]
+        finds = ranked(scores, budget(scores.shape[1], self.fraction)).indices
+        return torch.zeros(scores.shape).scatter_(1, finds, 1.0)
+
     def costs(self) -> Table:
         """What each method took in this evaluation: seconds once and for all queries, and megabytes kept."""
         rows = []
@@ -196,6 +237,7 @@ class Tables:
             "removals": self.removals(),
             "budgets": self.budgets(),
             "pairs": self.pairs(),
+            "overlaps": self.overlaps(),
             "costs": self.costs(),
         }
 
