@@ -57,7 +57,8 @@ def lds_tables(found: Mapping[str, LDS], subsets: int) -> tuple[Table, Table]:
     """The linear datamodelling scores of methods, and those of every query, from which the first follows."""
     rows = [[name, f"{_estimate(one.mean)} {_interval(one.interval)}"] for name, one in found.items()]
     seeds = len(next(iter(found.values())).queries)
-    title = f"Linear datamodelling score, {subsets} subsets, {'1 seed' if seeds == 1 else f'{seeds} seeds'}; mean [95 % interval]"
+    over = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    title = f"Linear datamodelling score, {subsets} subsets, {over}; mean over seeds ± standard error [95 % interval]"
     each = [
         [str(seed), name, str(query), str(value)]
         for name, one in found.items()
