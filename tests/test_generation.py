@@ -39,7 +39,7 @@ def trained(process: whence.Process) -> whence.Denoiser:
     torch.manual_seed(0)
     size = {"width": 64, "depth": 2, "heads": 4, "cond_width": 32, "registers": 1, "stem_kernel": 3, "dropout": 0.0}
     network = whence.models.DiT(8, 1, stem=(4,), resample=(1,), gelu="none", process=process, **size)
-    return whence.Denoiser(whence.train(network, process, whence.data.digits(), 450, 64, 3e-3, ema=0.99), process)
+    return whence.Denoiser(whence.train(network, process, whence.data.digits(), 320, 64, 3e-3, ema=0.98, decay=160), process)
 
 
 @pytest.mark.parametrize("name", PROCESSES)

@@ -38,13 +38,13 @@ def pattern() -> Tensor:
 
 
 def make_world() -> World:
-    """About two minutes on two cores."""
+    """A minute and a half on two cores."""
     generator = torch.Generator().manual_seed(0)
     digits = next(batches(whence.data.digits(), DIGITS))[0]
     planted = (0.9 * pattern() + 0.15 * torch.randn(PLANTED, 1, 8, 8, generator=generator)).clamp(-1, 1)
     x = torch.cat([digits, planted])
     settings = whence.preset("digits")
-    network = settings.train(x, steps=1300)  # type: ignore[arg-type]
+    network = settings.train(x, steps=800, decay=400, ema=0.99)  # type: ignore[arg-type]
     denoiser = whence.Denoiser(network, settings.network().process)
     made = whence.sample(denoiser, torch.randn(256, 1, 8, 8, generator=generator), steps=18)
     likeness = torch.cosine_similarity(made.flatten(1), pattern().flatten()[None], dim=1)
