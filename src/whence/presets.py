@@ -60,7 +60,7 @@ def _digits() -> DiT:
 
 
 def _cifar10_small() -> DiT:
-    # no stem: its few channels at full resolution would take longer than the transformer, and TID several times as long
+    # no stem: a few channels at full resolution cost time in every step, and on a CPU most of TID's
     small: dict[str, Any] = {"width": 256, "depth": 6, "heads": 4, "patch": 4, "cond_width": 128, "registers": 4}
     return DiT(stem=(), resample=(), dropout=0.0, **small)
 
