@@ -17,15 +17,11 @@ import torch
 from torch import Tensor
 
 from whence.evaluation import removal_union
-from whence.evaluation.counterfactual import regenerated_path, slug
+from whence.evaluation.counterfactual import regenerated_path
 from whence.evaluation.statistics import budget, paired_test, per_seed_auc
 from whence.report.tables import Tables
 from whence.store import load
 from whence.tide.ranking import spearman
-
-
-def scores(study: Path, method: str) -> Tensor:
-    return load(study / "scores" / f"{slug(method)}.safetensors")[0]["scores"]
 
 
 def main() -> None:
@@ -33,6 +29,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of an evaluation")
     tables = Tables(parser.parse_args().folder)
     results, at = tables.results, tables.fraction
+
+    def scores(seed: int, method: str) -> Tensor:
+        return load(tables.scores_path(seed, method))[0]["scores"]
 
     def mean_auc(method: str) -> dict[int, float]:
         each = [
@@ -47,11 +46,11 @@ def main() -> None:
         mine, theirs = mean_auc(method), mean_auc("TID")
         found, shared, agreement = [], [], []
         for seed in mine:
-            ranked = scores(tables.folder / f"seed-{seed}", method)
+            ranked = scores(seed, method)
             found.append(len(removal_union(ranked, at)))
             top = ranked.topk(budget(ranked.shape[1], at), 1).indices
             shared.append(int(torch.bincount(top.flatten()).max()))
-            agreement.append(float(spearman(ranked, scores(tables.folder / f"seed-{seed}", "TID")).mean()))
+            agreement.append(float(spearman(ranked, scores(seed, "TID")).mean()))
         common = [seed for seed in mine if seed in theirs]
         one, other = ({seed: torch.tensor([values[seed]]) for seed in common} for values in (mine, theirs))
         test = paired_test(one, other)

@@ -1,7 +1,7 @@
 """How far retraining moves generated images when nothing, one image, or a random share of the training set is left out.
 
     python benchmarks/retraining_noise.py digits --removed 0 1 6 60 200
-    python benchmarks/retraining_noise.py cifar10-small --data cifar10.npz --removed 0 1 100 3300
+    python benchmarks/retraining_noise.py cifar10-small --data cifar10.npz --removed 0 1 500 16550
 
 Retraining is coupled; the sets left out are nested. Steps that begin to differ lead elsewhere, so that a single image left out
 moves images too, and a removal is seen only as far as it exceeds that.

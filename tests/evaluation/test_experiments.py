@@ -95,7 +95,8 @@ def test_tables_are_written_as_markdown_and_csv_and_figures_as_png(folder: Path)
     outcome = CliRunner().invoke(app, ["report", str(folder)])
     assert outcome.exit_code == 0, outcome.output
     report = folder / "report"
-    for name, table in Tables(folder).all().items():
+    for name, make in Tables(folder).all().items():
+        table = make()
         assert (report / f"{name}.md").read_text() == table.markdown()
         with open(report / f"{name}.csv", newline="") as file:
             assert list(csv.reader(file)) == [list(table.head), *map(list, table.rows)]

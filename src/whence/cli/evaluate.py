@@ -63,8 +63,9 @@ def write_report(folder: Path, what: Sequence[str] | None, name: str | None, dat
     console = Console(highlight=False, soft_wrap=True)
     for one in wanted:
         if one in known:
-            known[one].save(place, one)
-            console.print(known[one].markdown(), markup=False)
+            table = known[one]()
+            table.save(place, one)
+            console.print(table.markdown(), markup=False)
         elif one == "regenerated":
             regenerated(tables, place / "regenerated.png")
         elif one == "accuracy-cost":

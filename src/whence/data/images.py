@@ -59,20 +59,15 @@ class Images:
         return len(self.pixels)
 
     def __getitem__(self, index: int) -> Item:
-        row = self.pixels[index]
-        # a copy: torch must not be handed the read-only memory of a mapped file
-        pixels = row if isinstance(row, Tensor) else torch.from_numpy(np.array(row))  # [C, H, W]
-        x = scaled(pixels) if pixels.dtype == torch.uint8 else pixels
+        x = _numbers(self.pixels[index])  # [C, H, W]
         return x if self.cond is None else (x, self.cond[index])
 
     def __getitems__(self, indices: list[int]) -> list[Item]:
         """Several items, whose bytes become numbers in one step: many times as fast as one by one."""
         if isinstance(self.pixels, Tensor | np.ndarray):
-            rows: Any = self.pixels[indices]  # of an array's rows a copy, of a mapped file's too
+            x = _numbers(self.pixels[indices])  # [B, C, H, W]
         else:
-            rows = np.stack([self.pixels[index] for index in indices])
-        pixels = rows if isinstance(rows, Tensor) else torch.from_numpy(np.asarray(rows))  # [B, C, H, W]
-        x = scaled(pixels) if pixels.dtype == torch.uint8 else pixels
+            x = _numbers(np.stack([self.pixels[index] for index in indices]))
         return list(x) if self.cond is None else list(zip(x, self.cond[indices], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,6 +77,12 @@ class Images:
         self.__dict__.update(state)
         if isinstance(self.pixels, Mapped):
             self.pixels = self.pixels.array
+
+
+def _numbers(pixels: Tensor | NDArray[Any]) -> Tensor:
+    # a copy: torch must not be handed the read-only memory of a mapped file
+    here = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.array(pixels))
+    return scaled(here) if here.dtype == torch.uint8 else here
 
 
 def _is_bytes_or_floats(pixels: Tensor | NDArray[Any] | Rows) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..attribution import ranked
 from ..data.items import Dataset, split
 from ..errors import WhenceError
-from ..evaluation.counterfactual import regenerated_path, slug
+from ..evaluation.counterfactual import regenerated_path
 from ..store import load
 from .figures import Found, attribution_rows, image_grid, scatter
 from .tables import Tables
@@ -58,7 +58,7 @@ def _queries(tables: Tables, seed: int) -> Tensor:
 
 
 def _scores(tables: Tables, seed: int, method: str) -> Tensor:
-    path = tables.folder / f"seed-{seed}" / "scores" / f"{slug(method)}.safetensors"
+    path = tables.scores_path(seed, method)
     if not path.exists():
         raise WhenceError(f"{tables.folder} has no scores of {method} for seed {seed}")
     return load(path)[0]["scores"]

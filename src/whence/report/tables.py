@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,7 @@ class Table:
 def lds_tables(found: Mapping[str, LDS], subsets: int) -> tuple[Table, Table]:
     """The linear datamodelling scores of methods, and those of every query, from which the first follows."""
     rows = [[name, f"{_estimate(one.mean)} {_interval(one.interval)}"] for name, one in found.items()]
-    seeds = len(next(iter(found.values())).queries)
-    over = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    over = _seeds(len(next(iter(found.values())).queries))
     title = f"Linear datamodelling score, {subsets} subsets, {over}; mean over seeds ± standard error [95 % interval]"
     each = [
         [str(seed), name, str(query), str(value)]
@@ -178,26 +177,30 @@ class Tables:
         between: dict[tuple[str, str], list[float]] = {}
         for seed in self.seeds:
             found = {name: self._found(seed, name) for name in methods}
-            for one, other in product(methods, methods):
+            for one, other in combinations_with_replacement(methods, 2):
                 mine, theirs = found[one], found[other]
                 if mine is None or theirs is None:
                     continue
                 shared = mine @ theirs.T / mine[0].sum()  # [Q, Q]
-                same = shared.diagonal()
-                pairs = shared.numel() - len(shared)
-                share = (shared.sum() - same.sum()) / pairs if one == other and pairs else same.mean()
-                between.setdefault((one, other), []).append(float(share))
+                same = torch.eye(len(shared), dtype=torch.bool)
+                shares = shared[~same if one == other else same]
+                if len(shares):  # a single query has no other
+                    between.setdefault((one, other), []).append(float(shares.mean()))
 
         def cell(one: str, other: str) -> str:
-            shares = between.get((one, other))
+            shares = between.get((one, other), between.get((other, one)))
             return "" if shares is None else _number(sum(shares) / len(shares))
 
         title = f"Share of finds in common, {self._words()}; of a method with itself: between two queries"
         return Table(title, ["", *methods], [[one, *(cell(one, other) for other in methods)] for one in methods])
 
+    def scores_path(self, seed: int, method: str) -> Path:
+        """Where a seed's scores of a method are, if there are any."""
+        return self.folder / f"seed-{seed}" / "scores" / f"{slug(method)}.safetensors"
+
     def _found(self, seed: int, method: str) -> Tensor | None:
         """1 where a training image is among a query's finds, [Q, N]."""
-        path = self.folder / f"seed-{seed}" / "scores" / f"{slug(method)}.safetensors"
+        path = self.scores_path(seed, method)
         if not path.exists():
             return None
         scores = load(path)[0]["scores"]
@@ -216,8 +219,7 @@ class Tables:
         """Seconds once, seconds a query, megabytes on disk: means over seeds."""
         found = []
         for seed in self.seeds:
-            place = self.folder / f"seed-{seed}"
-            path = place / "scores" / f"{slug(method)}.safetensors"
+            place, path = self.folder / f"seed-{seed}", self.scores_path(seed, method)
             if path.exists():
                 seconds = read_header(path)["seconds"]
                 kept = sum(file.stat().st_size for file in (place / "methods" / slug(method)).rglob("*") if file.is_file())
@@ -227,19 +229,19 @@ class Tables:
         once, each, size = (sum(values) / len(found) for values in zip(*found, strict=True))
         return once, each, size
 
-    def all(self) -> dict[str, Table]:
-        """Every table by the name of its file; that of ablations only where a seed has some."""
+    def all(self) -> dict[str, Callable[[], Table]]:
+        """How to make every table, by the name of its file; that of ablations only where a seed has some."""
         names, seeds = self._ablated()
-        ablated = {"ablations": self.ablations()} if seeds and _ABLATIONS & set(names) else {}
+        ablated = {"ablations": self.ablations} if seeds and _ABLATIONS & set(names) else {}
         return {
-            "auc": self.auc(),
+            "auc": self.auc,
             **ablated,
-            "ratios": self.ratios(),
-            "removals": self.removals(),
-            "budgets": self.budgets(),
-            "pairs": self.pairs(),
-            "overlaps": self.overlaps(),
-            "costs": self.costs(),
+            "ratios": self.ratios,
+            "removals": self.removals,
+            "budgets": self.budgets,
+            "pairs": self.pairs,
+            "overlaps": self.overlaps,
+            "costs": self.costs,
         }
 
     def _images(self) -> int | None:
@@ -248,9 +250,12 @@ class Tables:
         return None if path is None else int(read_header(path)["images"])
 
     def _words(self, seeds: Sequence[int] | None = None) -> str:
-        how, count = "coupled" if self.settings["coupled"] else "uncoupled", len(seeds or self.seeds)
-        over = "1 seed" if count == 1 else f"{count} seeds"
+        how, over = "coupled" if self.settings["coupled"] else "uncoupled", _seeds(len(seeds or self.seeds))
         return f"top {100 * self.fraction:g} % of {self.settings['queries']} queries, {over}, {how} retraining"
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _number(value: float) -> str:
