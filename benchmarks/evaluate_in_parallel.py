@@ -23,7 +23,7 @@ from whence.evaluation.counterfactual import Study, claim
 from whence.evaluation.experiments import experiment
 from whence.store import load, load_json, save, save_json
 
-GROUPS = [["TID", "TIDE"], ["D-TRAK", "TRAK", "DAS"], ["K-FAC influence", "Activations", "Pixel"]]
+GROUPS = [["TIDE"], ["TID"], ["D-TRAK", "TRAK", "DAS"], ["K-FAC influence", "Activations", "Pixel"]]
 PARTS = 3  # of the queries of MUCS
 
 
