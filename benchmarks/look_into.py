@@ -4,7 +4,7 @@
 
 For every method: the images found for all queries together, the most queries that share one image, the Spearman correlation of
 its scores with TID's, and its mean AUC less TID's with an exact sign-flip test over seeds (each seed counts once, as its queries
-share one retraining). Then the mean cosine of the displacements that two random removals cause.
+share one retraining) and in every seed. Then the mean cosine of the displacements that two random removals cause.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         ]
         return {seed: sum(one[seed] for one in each) / len(each) for seed in each[0]}
 
-    print("method                  found  most shared  Spearman with TID  AUC less TID's  p over seeds")
+    print("method                  found  most shared  Spearman with TID  AUC less TID's  p over seeds  seed by seed")
     for method in results.methods:
         mine, theirs = mean_auc(method), mean_auc("TID")
         found, shared, agreement = [], [], []
@@ -56,7 +56,7 @@ def main() -> None:
         test = paired_test(one, other)
         print(
             f"{method:22} {sum(found) / len(found):6.0f} {max(shared):12} {sum(agreement) / len(agreement):18.2f}"
-            f" {test.difference:+15.3f} {test.p_value:13.3f}"
+            f" {test.difference:+15.3f} {test.p_value:13.3f}  {' '.join(f'{mine[seed] - theirs[seed]:+.2f}' for seed in common)}"
         )
     cosines = []
     for seed in tables.seeds:

@@ -178,7 +178,7 @@ def test_the_pooled_auc_puts_all_seeds_together():
 def test_a_control_is_compared_with_the_others_of_its_seed():
     controls = {5: torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])}
     assert random_auc(controls)[5].tolist() == [1, 0.5, 0]
-    assert astuple(noise(controls)) == pytest.approx((math.sqrt(1 / 6), 0, 1, 3))
+    assert astuple(noise(controls)) == pytest.approx((math.sqrt(1 / 6), math.sqrt(1 / 6), 0, 1, 3))
 
 
 def test_the_noise_is_that_of_a_fresh_control():
@@ -192,8 +192,11 @@ def test_the_noise_is_that_of_a_fresh_control():
         )
         for s in range(400)
     ]
-    wanted = (torch.tensor(fresh) - 0.5).square().mean().sqrt()
-    assert noise(seeds).deviation == pytest.approx(float(wanted), rel=0.1)
+    apart = torch.tensor(fresh) - 0.5
+    assert noise(seeds).deviation == pytest.approx(float(apart.square().mean().sqrt()), rel=0.1)
+    means_of_four = apart.unflatten(0, (100, 4)).mean(1)
+    errors = torch.tensor([noise({s: seeds[s] for s in range(start, start + 4)}).error for start in range(0, 400, 4)])
+    assert float(errors.square().mean().sqrt()) == pytest.approx(float(means_of_four.square().mean().sqrt()), rel=0.2)
 
 
 def test_noise_needs_two_controls():

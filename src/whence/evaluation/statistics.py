@@ -45,7 +45,8 @@ class Interval:
 class Noise:
     """How far a random removal strays from the AUC of .5 that it should have."""
 
-    deviation: float  # root mean square
+    deviation: float  # in one seed, root mean square
+    error: float  # of a mean over as many seeds
     low: float
     high: float
     count: int  # controls over all seeds
@@ -159,7 +160,8 @@ def noise(controls: PerSeed) -> Noise:
         raise WhenceError("there are no random controls: retrain at least two per seed")
     values = torch.cat(list(random_auc(controls).values()))
     deviation = (values - 0.5).square().mean().sqrt()
-    return Noise(float(deviation), float(values.min()), float(values.max()), len(values))
+    error = float(deviation) / math.sqrt(len(controls))
+    return Noise(float(deviation), error, float(values.min()), float(values.max()), len(values))
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def scatter(
     need("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
@@ -77,17 +78,30 @@ def scatter(
     axis.axhline(line, color="tab:orange", linestyle=":")
     axis.set(xscale="log", xlabel=across, ylabel=up)
     axis.spines[["top", "right"]].set_visible(False)
-    labels = [axis.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=8) for name, (x, y, _) in points.items()]
+    leader = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}  # from a label to its point
+    labels = [
+        axis.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=8, arrowprops=leader)
+        for name, (x, y, _) in points.items()
+    ]
     figure.canvas.draw()  # from here on it is known how large labels are
-    places = [axis.transData.transform(point[:2]) for point in points.values()]
-    taken: list[Any] = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in places]
+    taken: list[Any] = []
+    for x, y, error in points.values():
+        (across_at, low), (_, middle), (_, high) = (axis.transData.transform((x, y + off)) for off in (-error, 0, error))
+        taken.append(Bbox.from_bounds(across_at - 4, middle - 4, 8, 8))
+        taken.append(Bbox.from_extents(across_at - 1, low, across_at + 1, high))
     for label in labels:
-        for sideways, height in product((1, -1), (4, -10, 14, -20, 24, -30)):
+
+        def put(place: tuple[int, int], label: Any = label) -> Any:
+            height, sideways = place
             label.set(position=(5 * sideways, height), horizontalalignment="left" if sideways > 0 else "right")
-            box = label.get_window_extent()
-            if not any(box.overlaps(other) for other in taken):
-                break
-        taken.append(box)
+            return Text.get_window_extent(label)
+
+        def trouble(place: tuple[int, int], put: Any = put) -> int:
+            box = put(place)
+            outside = box.x0 < axis.bbox.x0 or box.x1 > figure.bbox.x1
+            return len(taken) * outside + sum(box.overlaps(other) for other in taken)
+
+        taken.append(put(min(product((4, -10, 14, -20, 24, -30, 34, -40), (1, -1)), key=trouble)))
     _write(figure, path)
 
 

@@ -22,7 +22,7 @@ from ..errors import WhenceError
 from ..evaluation.counterfactual import slug
 from ..evaluation.lds import LDS
 from ..evaluation.results import Results
-from ..evaluation.statistics import Estimate, Interval, budget, expected_random_union, noise, paired_test
+from ..evaluation.statistics import Estimate, Interval, PerSeed, budget, expected_random_union, noise, paired_test
 from ..store import load, load_json, read_header, save_bytes
 
 _ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
@@ -115,8 +115,7 @@ class Tables:
             each = [f"{_estimate(one.auc)} {_interval(one.auc_interval)}" for one in found]
             pooled = sum(one.pooled_auc for one in found) / len(found)
             rows.append([method, *each, _estimate(results.mean_auc(method, at)), _number(pooled)])
-        spread = [f".5 ± {_number(noise(results.controls(metric, at)).deviation)}" for metric in results.metrics]
-        rows.append(["random against random", *spread, "", ""])
+        rows.append(["random against random", *(_stray(results.controls(metric, at)) for metric in results.metrics), "", ""])
         head = ["removal chosen by", *results.metrics, "mean", "pooled"]
         title = f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error [95 % interval]"
         return Table(title, head, rows)
@@ -264,6 +263,12 @@ def _number(value: float) -> str:
 
 def _estimate(value: Estimate) -> str:
     return _number(value.mean) if value.count < 2 else f"{_number(value.mean)} ± {_number(value.error)}"
+
+
+def _stray(controls: PerSeed) -> str:
+    spread = noise(controls)
+    one_seed = f" (one seed: {_number(spread.deviation)})" if len(controls) > 1 else ""
+    return f".5 ± {_number(spread.error)}{one_seed}"
 
 
 def _interval(value: Interval) -> str:
