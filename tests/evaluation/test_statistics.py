@@ -199,6 +199,13 @@ def test_the_noise_is_that_of_a_fresh_control():
     assert float(errors.square().mean().sqrt()) == pytest.approx(float(means_of_four.square().mean().sqrt()), rel=0.2)
 
 
+def test_the_noise_of_several_metrics_is_that_of_their_mean():
+    controls = {5: torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])}
+    upside_down = {5: 1 - controls[5]}
+    assert noise(controls, controls) == noise(controls)
+    assert noise(controls, upside_down).deviation == 0
+
+
 def test_noise_needs_two_controls():
     with pytest.raises(WhenceError, match="seed 3 has random similarities of shape \\(1, 4\\)"):
         noise({3: torch.zeros(1, 4)})

@@ -151,17 +151,19 @@ def random_auc(controls: PerSeed) -> dict[int, Tensor]:
     return found
 
 
-def noise(controls: PerSeed) -> Noise:
-    """The instrument's own noise: the spread about .5 of the AUC of random controls against each other.
+def noise(*controls: PerSeed) -> Noise:
+    """The instrument's own noise: the spread about .5 of the AUC of random controls against each other, mean over the metrics.
 
     Their errors cancel within a seed, yet the mean square about .5 is, on average, that of one control against C - 1 fresh ones.
+
+    Args:
+        controls: by one metric or by several.
     """
-    if not controls:
+    if not controls or not all(controls):
         raise WhenceError("there are no random controls: retrain at least two per seed")
-    values = torch.cat(list(random_auc(controls).values()))
-    deviation = (values - 0.5).square().mean().sqrt()
-    error = float(deviation) / math.sqrt(len(controls))
-    return Noise(float(deviation), error, float(values.min()), float(values.max()), len(values))
+    values = torch.stack([torch.cat(list(random_auc(one).values())) for one in controls]).mean(0)
+    deviation = float((values - 0.5).square().mean().sqrt())
+    return Noise(deviation, deviation / math.sqrt(len(controls[0])), float(values.min()), float(values.max()), len(values))
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------

@@ -115,7 +115,8 @@ class Tables:
             each = [f"{_estimate(one.auc)} {_interval(one.auc_interval)}" for one in found]
             pooled = sum(one.pooled_auc for one in found) / len(found)
             rows.append([method, *each, _estimate(results.mean_auc(method, at)), _number(pooled)])
-        rows.append(["random against random", *(_stray(results.controls(metric, at)) for metric in results.metrics), "", ""])
+        controls = [results.controls(metric, at) for metric in results.metrics]
+        rows.append(["random against random", *(_stray(one) for one in controls), _stray(*controls), ""])
         head = ["removal chosen by", *results.metrics, "mean", "pooled"]
         title = f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error [95 % interval]"
         return Table(title, head, rows)
@@ -265,9 +266,9 @@ def _estimate(value: Estimate) -> str:
     return _number(value.mean) if value.count < 2 else f"{_number(value.mean)} ± {_number(value.error)}"
 
 
-def _stray(controls: PerSeed) -> str:
-    spread = noise(controls)
-    one_seed = f" (one seed: {_number(spread.deviation)})" if len(controls) > 1 else ""
+def _stray(*controls: PerSeed) -> str:
+    spread = noise(*controls)
+    one_seed = f" (one seed: {_number(spread.deviation)})" if len(controls[0]) > 1 else ""
     return f".5 ± {_number(spread.error)}{one_seed}"
 
 
