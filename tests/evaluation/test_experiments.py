@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 import whence
 from whence.cli.app import app
 from whence.evaluation.experiments import EXPERIMENTS, Experiment, experiment
+from whence.evaluation.results import Results
 from whence.evaluation.standins import EfficientNet
+from whence.evaluation.statistics import noise
 from whence.report.studies import found
 from whence.report.tables import Tables
 from whence.store import read_header, save
@@ -53,10 +55,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_method_has_its_row_and_random_against_random_the_last(folder: Path) -> None:
-    table = Tables(folder).auc()
-    assert [row[0] for row in table.rows] == [*tiny().methods(), "random against random"]
-    assert all(len(row) == len(table.head) for row in table.rows)
-    assert "top 2 % of 3 queries, 1 seed, coupled retraining" in table.title
+    tables = Tables(folder)
+    for table in (tables.auc(), tables.ratios(), tables.budgets()):
+        assert [row[0] for row in table.rows] == [*tiny().methods(), "random against random"]
+        assert all(len(row) == len(table.head) for row in table.rows)
+    assert "top 2 % of 3 queries, 1 seed, coupled retraining" in tables.auc().title
+    assert tables.pairs().rows[-1][:2] == ["random 0", "random 1"]
+
+
+def test_the_noise_is_said_for_the_mean_over_seeds_and_for_one_and_unknown_of_one_control(tmp_path: Path, folder: Path) -> None:
+    rows = [row for row in Tables(folder).every_budget.rows if row.fraction == 0.02]
+    (tmp_path / "settings.json").write_text((folder / "settings.json").read_text())
+    twice = Results([*rows, *(dataclasses.replace(row, seed=1) for row in rows)])
+    twice.save(tmp_path / "results.csv")
+    spread = noise(twice.controls("SSIM", 0.02))
+    cell = Tables(tmp_path).auc().rows[-1][1]
+    assert cell == f".5 ± {spread.error:.3f} (one seed: {spread.deviation:.3f})".replace("0.", ".")
+    Results([row for row in rows if row.method != "random 1"]).save(tmp_path / "results.csv")
+    assert Tables(tmp_path).auc().rows[-1][1] == Tables(tmp_path).ratios().rows[-1][1] == "unknown: a single control"
 
 
 def test_tables_say_what_the_rows_do(folder: Path) -> None:
@@ -65,8 +81,7 @@ def test_tables_say_what_the_rows_do(folder: Path) -> None:
     removed = {row[0]: row[1:] for row in tables.removals().rows}
     assert removed["Pixel"] == [str(results.removed("Pixel", 0.1)[0])]
     assert removed["random, expected"][0] == "27"  # 96 (1 - (1 - 10 / 96)^3)
-    assert [len(row) for row in tables.budgets().rows] == [3] * len(results.methods)
-    assert len(tables.pairs().rows) == len(results.methods) * (len(results.methods) - 1) // 2
+    assert len(tables.pairs().rows) == len(results.methods) * (len(results.methods) - 1) // 2 + 1
     assert all(float(row[1]) >= 0 and float(row[2]) >= 0 for row in tables.costs().rows)
     summary = results.summary("TID", results.metrics[0], 0.1)
     assert f"{summary.ratio.mean:+.1f}" in {row[0]: row[1] for row in tables.ratios().rows}["TID"]

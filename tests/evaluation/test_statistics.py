@@ -23,6 +23,7 @@ from whence.evaluation import (
     per_seed_ratio,
     pooled_auc,
     random_auc,
+    random_ratio,
     ratio_interval,
     removal_union,
     similarity_ratio,
@@ -179,6 +180,12 @@ def test_a_control_is_compared_with_the_others_of_its_seed():
     controls = {5: torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])}
     assert random_auc(controls)[5].tolist() == [1, 0.5, 0]
     assert astuple(noise(controls)) == pytest.approx((math.sqrt(1 / 6), math.sqrt(1 / 6), 0, 1, 3))
+
+
+def test_a_control_has_a_ratio_to_the_others_of_its_seed():
+    controls = {5: torch.tensor([[0.1, 0.3], [0.4, 0.4], [0.5, 0.7]])}
+    wanted = [100 * (0.2 / 0.45 - 1), 100 * (0.4 / 0.4 - 1), 100 * (0.6 / 0.35 - 1)]
+    assert random_ratio(controls)[5].tolist() == pytest.approx(wanted)
 
 
 def test_the_noise_is_that_of_a_fresh_control():

@@ -138,6 +138,18 @@ def pooled_auc(method: PerSeed, controls: PerSeed) -> float:
 
 def random_auc(controls: PerSeed) -> dict[int, Tensor]:
     """The AUC [C] of each random control against the others of its seed; within a seed their mean is always .5."""
+    return _against_the_others(controls, auc)
+
+
+def random_ratio(controls: PerSeed) -> dict[int, Tensor]:
+    """The similarity ratio [C] of each random control against the others of its seed.
+
+    It is not 0: a mean is divided by a median, and similarities have a longer tail below than above.
+    """
+    return _against_the_others(controls, similarity_ratio)
+
+
+def _against_the_others(controls: PerSeed, statistic: Callable[[Tensor, Tensor], float]) -> dict[int, Tensor]:
     found = {}
     for seed, random in controls.items():
         if random.ndim != 2 or len(random) < 2:
@@ -146,7 +158,7 @@ def random_auc(controls: PerSeed) -> dict[int, Tensor]:
                 " from two of them, [C, Q], on"
             )
         rows = range(len(random))
-        values = [auc(random[row], random[[other for other in rows if other != row]].flatten()) for row in rows]
+        values = [statistic(random[row], random[[other for other in rows if other != row]].flatten()) for row in rows]
         found[seed] = torch.tensor(values, dtype=torch.float64)
     return found
 

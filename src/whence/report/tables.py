@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
@@ -22,10 +23,12 @@ from ..errors import WhenceError
 from ..evaluation.counterfactual import slug
 from ..evaluation.lds import LDS
 from ..evaluation.results import Results
-from ..evaluation.statistics import Estimate, Interval, PerSeed, budget, expected_random_union, noise, paired_test
+from ..evaluation.statistics import Estimate, Interval, PerSeed, budget, expected_random_union, noise, paired_test, random_ratio
 from ..store import load, load_json, read_header, save_bytes
 
 _ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
+_RANDOM = "random against random"
+_UNKNOWN = "unknown: a single control"
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Tables:
             pooled = sum(one.pooled_auc for one in found) / len(found)
             rows.append([method, *each, _estimate(results.mean_auc(method, at)), _number(pooled)])
         controls = [results.controls(metric, at) for metric in results.metrics]
-        rows.append(["random against random", *(_stray(one) for one in controls), _stray(*controls), ""])
+        rows.append([_RANDOM, *(_stray(one) for one in controls), _stray(*controls), ""])
         head = ["removal chosen by", *results.metrics, "mean", "pooled"]
         title = f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error [95 % interval]"
         return Table(title, head, rows)
@@ -128,6 +131,7 @@ class Tables:
             found = [results.summary(method, metric, at) for metric in results.metrics]
             each = [f"{one.ratio.mean:+.1f} [{one.ratio_interval.low:+.1f}, {one.ratio_interval.high:+.1f}]" for one in found]
             rows.append([method, *each])
+        rows.append([_RANDOM, *(_stray_ratio(results.controls(metric, at)) for metric in results.metrics)])
         return Table(f"Similarity ratio, percent, {self._words()} [95 % interval]", ["removal chosen by", *results.metrics], rows)
 
     def removals(self) -> Table:
@@ -150,6 +154,9 @@ class Tables:
         for method in results.methods:
             each = (_estimate(results.mean_auc(method, at)) if (method, at) in done else "" for at in results.fractions)
             rows.append([method, *each])
+        rows.append(
+            [_RANDOM, *(_stray(*(results.controls(metric, at) for metric in results.metrics)) for at in results.fractions)]
+        )
         return Table(
             "Mean AUC by share removed for each query",
             ["removal chosen by", *(f"{100 * at:g} %" for at in results.fractions)],
@@ -157,9 +164,9 @@ class Tables:
         )
 
     def pairs(self) -> Table:
-        """Whether two methods differ, query by query, by the first metric."""
+        """Whether two methods differ, query by query, by the first metric; then two random removals, which should not."""
         results, metric, rows = self.results, self.results.metrics[0], []
-        for one, other in combinations(results.methods, 2):
+        for one, other in [*combinations(results.methods, 2), *combinations(results.control_names, 2)]:
             mine, theirs = (results.similarities(name, metric, self.fraction) for name in (one, other))
             common = [seed for seed in mine if seed in theirs]
             if not common:
@@ -191,7 +198,8 @@ class Tables:
             shares = between.get((one, other), between.get((other, one)))
             return "" if shares is None else _number(sum(shares) / len(shares))
 
-        title = f"Share of finds in common, {self._words()}; of a method with itself: between two queries"
+        chance = f"by chance {_number(self.fraction)}"
+        title = f"Share of finds in common, {self._words()}; of a method with itself: between two queries; {chance}"
         return Table(title, ["", *methods], [[one, *(cell(one, other) for other in methods)] for one in methods])
 
     def scores_path(self, seed: int, method: str) -> Path:
@@ -267,9 +275,22 @@ def _estimate(value: Estimate) -> str:
 
 
 def _stray(*controls: PerSeed) -> str:
+    if _alone(*controls):
+        return _UNKNOWN
     spread = noise(*controls)
     one_seed = f" (one seed: {_number(spread.deviation)})" if len(controls[0]) > 1 else ""
     return f".5 ± {_number(spread.error)}{one_seed}"
+
+
+def _stray_ratio(controls: PerSeed) -> str:
+    if _alone(controls):
+        return _UNKNOWN
+    values = torch.cat(list(random_ratio(controls).values()))
+    return f"{values.mean():+.1f} ± {values.std(correction=0) / math.sqrt(len(controls)):.1f}"
+
+
+def _alone(*controls: PerSeed) -> bool:
+    return any(len(random) < 2 for one in controls for random in one.values())
 
 
 def _interval(value: Interval) -> str:
