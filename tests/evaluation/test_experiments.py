@@ -69,6 +69,7 @@ def test_the_noise_is_said_for_the_mean_over_seeds_and_for_one_and_unknown_of_on
     twice = Results([*rows, *(dataclasses.replace(row, seed=1) for row in rows)])
     twice.save(tmp_path / "results.csv")
     spread = noise(twice.controls("SSIM", 0.02))
+    assert Tables(tmp_path).pairs().rows[0][4::2] == ["2", "6"]  # seeds, and the images of both
     cell = Tables(tmp_path).auc().rows[-1][1]
     assert cell == f".5 ± {spread.error:.3f} (one seed: {spread.deviation:.3f})".replace("0.", ".")
     Results([row for row in rows if row.method != "random 1"]).save(tmp_path / "results.csv")

@@ -171,12 +171,14 @@ class Tables:
             common = [seed for seed in mine if seed in theirs]
             if not common:
                 continue
-            found = paired_test({seed: mine[seed] for seed in common}, {seed: theirs[seed] for seed in common})
-            rows.append([one, other, f"{found.difference:+.4f}", f"{found.p_value:.4f}", str(found.pairs)])
-        head = ["method", "against", "difference of similarity", "p", "pairs"]
-        return Table(
-            f"Paired sign-flip tests, {metric}, {self._words()}; negative: the first removes what matters more", head, rows
-        )
+            first, second = ({seed: values[seed] for seed in common} for values in (mine, theirs))
+            by_image = paired_test(first, second)
+            by_seed = paired_test(_means(first), _means(second))
+            found = [f"{by_image.difference:+.4f}", f"{by_seed.p_value:.4f}", str(by_seed.pairs)]
+            rows.append([one, other, *found, f"{by_image.p_value:.4f}", str(by_image.pairs)])
+        head = ["method", "against", "difference of similarity", "p over seeds", "seeds", "p over images", "images"]
+        title = f"Paired sign-flip tests, {metric}, {self._words()}; negative: the first removes what matters more"
+        return Table(f"{title}; images of a seed share a retraining, so p over images is too small", head, rows)
 
     def overlaps(self) -> Table:
         """How many of the images found for a query another method finds for it too, and how many are found for another query."""
@@ -260,6 +262,10 @@ class Tables:
     def _words(self, seeds: Sequence[int] | None = None) -> str:
         how, over = "coupled" if self.settings["coupled"] else "uncoupled", _seeds(len(seeds or self.seeds))
         return f"top {100 * self.fraction:g} % of {self.settings['queries']} queries, {over}, {how} retraining"
+
+
+def _means(values: PerSeed) -> PerSeed:
+    return {seed: one.mean()[None] for seed, one in values.items()}
 
 
 def _seeds(count: int) -> str:
