@@ -2,8 +2,8 @@
 
     python benchmarks/evaluate_in_parallel.py cifar10-small results --data cifar10.npz --seeds 0 1 --also EfficientNet-Lite0
 
-All seeds are trained at once; then their methods are scored at once, in groups, MUCS in parts of the queries; then seed after
-seed is retrained and compared. Stages and files are those of `whence evaluate`, which finds everything done; the times that are
+All seeds are trained at once; then the methods of two of them are scored at once, in groups, MUCS in parts of the queries; then
+seed after seed is retrained and compared. Stages and files are those of `whence evaluate`, which finds everything done; the times that are
 kept beside scores are those of a shared GPU.
 """
 
@@ -25,6 +25,7 @@ from whence.store import load, load_json, save, save_json
 
 GROUPS = [["TIDE"], ["TID"], ["D-TRAK", "TRAK", "DAS"], ["K-FAC influence", "Activations", "Pixel"]]
 PARTS = 3  # of the queries of MUCS
+SCORED = 2  # seeds at once: those of cifar10-small need 50 GB each
 
 
 class Evaluation:
@@ -84,7 +85,7 @@ class Evaluation:
         self.folder.mkdir(parents=True, exist_ok=True)
         claim(self.folder, {**self.setup.identity(), "queries": self.experiment.queries, "given": None, "coupled": True})
         stages = {seed: ("train", [self._start("train", seed)]) for seed in self.arguments.seeds}
-        started, retraining = time.monotonic(), False
+        started, scoring, retraining = time.monotonic(), 0, False
         while stages:
             for seed, (stage, processes) in list(stages.items()):
                 codes = [process.poll() for process in processes]
@@ -95,13 +96,16 @@ class Evaluation:
                 if None in codes:
                     continue
                 said = f"{time.monotonic() - started:6.0f} s: seed {seed}"
-                if stage == "train":
+                if stage == "train" and scoring < SCORED:
                     print(f"{said} is trained", flush=True)
+                    scoring += 1
                     names = [*GROUPS, *([name] for name in self.arguments.also)]
                     groups = [self._start("score", seed, ",".join(group)) for group in names]
                     stages[seed] = "score", [self._start("unlearn", seed, str(part)) for part in range(PARTS)] + groups
-                elif stage == "score" and not retraining:
+                elif stage == "score":
                     print(f"{said} is scored", flush=True)
+                    scoring, stages[seed] = scoring - 1, ("wait", [])
+                elif stage == "wait" and not retraining:
                     stages[seed], retraining = ("finish", [self._start("finish", seed)]), True
                 elif stage == "finish":
                     print(f"{said} is finished", flush=True)

@@ -188,7 +188,7 @@ EXPERIMENTS = {
             draws=8,
             dim=4096,
             batch_size=1024,
-            distillation={"epochs": 20, "lr": 5e-4, "dim": 256},
+            distillation={"epochs": 8, "lr": 5e-4, "dim": 256},
             unlearning={"lr": 1e-4, "max_steps": 500},
         ),
         Experiment("wikiart-small", _styles, **_SMALL),
