@@ -3,8 +3,8 @@
     python benchmarks/evaluate_in_parallel.py cifar10-small results --data cifar10.npz --seeds 0 1 --also EfficientNet-Lite0
 
 All seeds are trained at once; then the methods of two of them are scored at once, in groups, MUCS in parts of the queries; then
-seed after seed is retrained and compared. Stages and files are those of `whence evaluate`, which finds everything done; the times that are
-kept beside scores are those of a shared GPU.
+seed after seed is retrained and compared. Stages and files are those of `whence evaluate`, which finds everything done; the times
+that are kept beside scores are those of a shared GPU.
 """
 
 from __future__ import annotations
