@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whence.evaluation import removal_union
 from whence.evaluation.counterfactual import regenerated_path
-from whence.evaluation.statistics import budget, paired_test, per_seed_auc
+from whence.evaluation.statistics import budget, estimate, paired_test, per_seed_auc
 from whence.report.tables import Tables
 from whence.store import load
 from whence.tide.ranking import spearman
@@ -41,7 +41,7 @@ def main() -> None:
         ]
         return {seed: sum(one[seed] for one in each) / len(each) for seed in each[0]}
 
-    print("method                  found  most shared  Spearman with TID  AUC less TID's  p over seeds  seed by seed")
+    print("method                  found  most shared  Spearman with TID  AUC less TID's ± error  p over seeds  seed by seed")
     for method in results.methods:
         mine, theirs = mean_auc(method), mean_auc("TID")
         found, shared, agreement = [], [], []
@@ -53,10 +53,11 @@ def main() -> None:
             agreement.append(float(spearman(ranked, scores(seed, "TID")).mean()))
         common = [seed for seed in mine if seed in theirs]
         one, other = ({seed: torch.tensor([values[seed]]) for seed in common} for values in (mine, theirs))
-        test = paired_test(one, other)
+        test, error = paired_test(one, other), estimate([mine[seed] - theirs[seed] for seed in common]).error
+        each = " ".join(f"{mine[seed] - theirs[seed]:+.2f}" for seed in common)
         print(
             f"{method:22} {sum(found) / len(found):6.0f} {max(shared):12} {sum(agreement) / len(agreement):18.2f}"
-            f" {test.difference:+15.3f} {test.p_value:13.3f}  {' '.join(f'{mine[seed] - theirs[seed]:+.2f}' for seed in common)}"
+            f" {test.difference:+15.3f} ± {error:.3f} {test.p_value:13.3f}  {each}"
         )
     cosines = []
     for seed in tables.seeds:
