@@ -97,7 +97,7 @@ class Evaluation:
                     continue
                 said = f"{time.monotonic() - started:6.0f} s: seed {seed}"
                 if stage == "train" and scoring < SCORED:
-                    print(f"{said} is trained", flush=True)
+                    print(f"{said} is trained and now scored", flush=True)
                     scoring += 1
                     names = [*GROUPS, *([name] for name in self.arguments.also)]
                     groups = [self._start("score", seed, ",".join(group)) for group in names]

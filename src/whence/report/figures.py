@@ -67,7 +67,6 @@ def scatter(
     need("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
@@ -90,19 +89,20 @@ def scatter(
         taken.append(Bbox.from_bounds(across_at - 4, middle - 4, 8, 8))
         taken.append(Bbox.from_extents(across_at - 1, low, across_at + 1, high))
     for label in labels:
-
-        def put(place: tuple[int, int], label: Any = label) -> Any:
-            height, sideways = place
-            label.set(position=(5 * sideways, height), horizontalalignment="left" if sideways > 0 else "right")
-            return Text.get_window_extent(label)
-
-        def trouble(place: tuple[int, int], put: Any = put) -> int:
-            box = put(place)
-            outside = box.x0 < axis.bbox.x0 or box.x1 > figure.bbox.x1
-            return len(taken) * outside + sum(box.overlaps(other) for other in taken)
-
-        taken.append(put(min(product((4, -10, 14, -20, 24, -30, 34, -40), (1, -1)), key=trouble)))
+        boxes = {place: _put(label, place) for place in product((4, -10, 14, -20, 24, -30, 34, -40), (1, -1))}
+        inside = {place: box for place, box in boxes.items() if box.x0 > axis.bbox.x0 and box.x1 < figure.bbox.x1}
+        overlaps = {place: sum(box.overlaps(other) for other in taken) for place, box in (inside or boxes).items()}
+        taken.append(_put(label, min(overlaps, key=overlaps.__getitem__)))
     _write(figure, path)
+
+
+def _put(label: Any, place: tuple[int, int]) -> Any:
+    """Move a point's label some way up and to one side; the box of its words, without the line to the point."""
+    from matplotlib.text import Text
+
+    height, side = place
+    label.set(position=(5 * side, height), horizontalalignment="left" if side > 0 else "right")
+    return Text.get_window_extent(label)
 
 
 def _canvas(rows: int, columns: int, title: str, ratios: Sequence[float] | None = None) -> tuple[Any, Any]:

@@ -143,7 +143,7 @@ class Tables:
         queries = 1 + max(row.query for row in results.rows)
         images = self._images()
         if images is not None:
-            expected = expected_random_union(images, max(1, round(at * images)), queries)
+            expected = expected_random_union(images, budget(images, at), queries)
             rows.append(["random, expected", *[f"{expected:,.0f}"] * len(self.seeds)])
         return Table(f"Training images removed, {self._words()}", ["chosen by", *(f"seed {seed}" for seed in self.seeds)], rows)
 
