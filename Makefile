@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	$(RUN)whence demo
+	$(RUN)wherefrom demo
 
 test: lint types unit
 
@@ -28,7 +28,7 @@ format: $(READY)
 
 # the stamp is written last: an interrupted set-up is taken up again
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "whence needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "wherefrom needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 # without dependencies: kronfluence declares a torchvision that it never imports and that, unless pinned too, replaces torch;
@@ -38,4 +38,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) whence-demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) wherefrom-demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

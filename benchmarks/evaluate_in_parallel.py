@@ -1,10 +1,12 @@
-"""A named evaluation by several processes on one GPU, which one alone would leave waiting for Python.
+"""A named evaluation by several processes on one GPU, which one alone would leave waiting for
+Python.
 
     python benchmarks/evaluate_in_parallel.py cifar10-small results --data cifar10.npz --seeds 0 1 --also EfficientNet-Lite0
 
-All seeds are trained at once; then the methods of two of them are scored at once, in groups, MUCS in parts of the queries; then
-seed after seed is retrained and compared. Stages and files are those of `whence evaluate`, which finds everything done; the times
-that are kept beside scores are those of a shared GPU.
+All seeds are trained at once; then the methods of two of them are scored at once, in groups, MUCS
+in parts of the queries; then seed after seed is retrained and compared. Stages and files are those
+of `wherefrom evaluate`, which finds everything done; the times that are kept beside scores are
+those of a shared GPU.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from whence.attributor import Attributor
-from whence.evaluation.counterfactual import Study, claim
-from whence.evaluation.experiments import experiment
-from whence.store import load, load_json, save, save_json
+from wherefrom.artefacts.files import load, load_json, save, save_json
+from wherefrom.attribution.attributor import Attributor
+from wherefrom.evaluation.counterfactual import Study, claim
+from wherefrom.evaluation.experiments import experiment
 
 GROUPS = [["TIDE"], ["TID"], ["D-TRAK", "TRAK", "DAS"], ["K-FAC influence", "Activations", "Pixel"]]
 PARTS = 3  # of the queries of MUCS
@@ -38,14 +40,18 @@ class Evaluation:
 
     def study(self, seed: int) -> Study:
         one = self.experiment
-        return Study(self.setup, self.folder / f"seed-{seed}", seed, one.queries, None, one.batch_size)
+        return Study(
+            self.setup, self.folder / f"seed-{seed}", seed, one.queries, None, one.batch_size
+        )
 
     def train(self, seed: int) -> None:
         study = self.study(seed)
         study.images()
         started = time.monotonic()
         self._unlearner(study)  # so that its parts find the original's losses
-        save_json(study.folder / "methods" / "mucs-fit.json", {"seconds": time.monotonic() - started})
+        save_json(
+            study.folder / "methods" / "mucs-fit.json", {"seconds": time.monotonic() - started}
+        )
 
     def score(self, seed: int, names: str) -> None:
         for name, method in self.experiment.methods(names.split(",")).items():
@@ -61,29 +67,54 @@ class Evaluation:
 
     def finish(self, seed: int) -> None:
         study = self.study(seed)
-        whole, seconds, about = torch.empty(self.experiment.queries, len(self.setup.dataset)), 0.0, {}
+        whole, seconds, about = (
+            torch.empty(self.experiment.queries, len(self.setup.dataset)),
+            0.0,
+            {},
+        )
         for part in range(PARTS):
             tensors, header = load(self._part(study, part))
             whole[part::PARTS], about = tensors["scores"], header["about"]
             seconds += header["seconds"]
-        spent = {"fit": load_json(study.folder / "methods" / "mucs-fit.json")["seconds"], "score": seconds}
-        header = {"kind": "scores", "method": "MUCS", "seconds": spent, "about": about, "images": whole.shape[1]}
+        spent = {
+            "fit": load_json(study.folder / "methods" / "mucs-fit.json")["seconds"],
+            "score": seconds,
+        }
+        header = {
+            "kind": "scores",
+            "method": "MUCS",
+            "seconds": spent,
+            "about": about,
+            "images": whole.shape[1],
+        }
         save(study.folder / "scores" / "mucs.safetensors", {"scores": whole}, header)
         names = [*self.experiment.methods(), *self.arguments.also]
         self.experiment.run(self.folder, self.arguments.data, [seed], names)
 
     def _unlearner(self, study: Study) -> Attributor:
         method = self.experiment.methods(["MUCS"])["MUCS"]
-        return method(self.setup.denoiser(study.network), self.setup.dataset, study.folder / "methods" / "mucs")
+        return method(
+            self.setup.denoiser(study.network),
+            self.setup.dataset,
+            study.folder / "methods" / "mucs",
+        )
 
     def _part(self, study: Study, part: int) -> Path:
         return study.folder / "methods" / f"mucs-{part}.safetensors"
 
-    # --- all of it ---------------------------------------------------------------------------------------------------
+    # --- all of it --------------------------------------------------------------------------------
 
     def run(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        claim(self.folder, {**self.setup.identity(), "queries": self.experiment.queries, "given": None, "coupled": True})
+        claim(
+            self.folder,
+            {
+                **self.setup.identity(),
+                "queries": self.experiment.queries,
+                "given": None,
+                "coupled": True,
+            },
+        )
         stages = {seed: ("train", [self._start("train", seed)]) for seed in self.arguments.seeds}
         started, scoring, retraining = time.monotonic(), 0, False
         while stages:
@@ -101,7 +132,10 @@ class Evaluation:
                     scoring += 1
                     names = [*GROUPS, *([name] for name in self.arguments.also)]
                     groups = [self._start("score", seed, ",".join(group)) for group in names]
-                    stages[seed] = "score", [self._start("unlearn", seed, str(part)) for part in range(PARTS)] + groups
+                    stages[seed] = (
+                        "score",
+                        [self._start("unlearn", seed, str(part)) for part in range(PARTS)] + groups,
+                    )
                 elif stage == "score":
                     print(f"{said} is scored", flush=True)
                     scoring, stages[seed] = scoring - 1, ("wait", [])
@@ -114,11 +148,15 @@ class Evaluation:
             time.sleep(1)
 
     def _start(self, stage: str, seed: int, *what: str) -> subprocess.Popen[bytes]:
-        log = self.folder / ("-".join([stage, str(seed), *what]).replace(" ", "_").replace(",", "+") + ".log")
+        log = self.folder / (
+            "-".join([stage, str(seed), *what]).replace(" ", "_").replace(",", "+") + ".log"
+        )
         threads = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
         with open(log, "wb") as file:
             command = [sys.executable, *sys.argv, "--stage", stage, str(seed), *what]
-            return subprocess.Popen(command, stdout=file, stderr=file, env={**threads, **os.environ})
+            return subprocess.Popen(
+                command, stdout=file, stderr=file, env={**threads, **os.environ}
+            )
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""How far retraining moves generated images when nothing, one image, or a random share of the training set is left out.
+"""How far retraining moves generated images when nothing, one image, or a random share of the
+training set is left out.
 
     python benchmarks/retraining_noise.py digits --removed 0 1 6 60 200
     python benchmarks/retraining_noise.py cifar10-small --data cifar10.npz --removed 0 1 500 16550
 
-Retraining is coupled; the sets left out are nested. Steps that begin to differ lead elsewhere, so that a single image left out
-moves images too, and a removal is seen only as far as it exceeds that.
+Retraining is coupled; the sets left out are nested. Steps that begin to differ lead elsewhere, so
+that a single image left out moves images too, and a removal is seen only as far as it exceeds that.
 """
 
 from __future__ import annotations
@@ -17,16 +18,22 @@ from typing import Any
 
 import torch
 
-from whence.evaluation import MSE, SSIM, to_unit
-from whence.evaluation.counterfactual import networks_at_once
-from whence.evaluation.experiments import experiment
+from wherefrom.evaluation import MSE, SSIM, to_unit
+from wherefrom.evaluation.counterfactual import networks_at_once
+from wherefrom.evaluation.experiments import experiment
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="of an evaluation")
     parser.add_argument("--data")
-    parser.add_argument("--removed", type=int, nargs="+", default=[0, 1, 6, 60, 200], help="how many images are left out")
+    parser.add_argument(
+        "--removed",
+        type=int,
+        nargs="+",
+        default=[0, 1, 6, 60, 200],
+        help="how many images are left out",
+    )
     parser.add_argument("--queries", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
@@ -39,14 +46,28 @@ def main() -> None:
         full = setup.generated(setup.trained(seed, Path(folder) / "full"), seed, arguments.queries)
         together = networks_at_once(setup, None) > 1
         networks = setup.retrained(seed, keeps, Path(folder) / "others", True, together)
-    figures: dict[str, Any] = {"name": arguments.name, "images": count, "queries": arguments.queries, "seed": seed, "removed": {}}
-    figures["machine"] = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    figures: dict[str, Any] = {
+        "name": arguments.name,
+        "images": count,
+        "queries": arguments.queries,
+        "seed": seed,
+        "removed": {},
+    }
+    figures["machine"] = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{torch.get_num_threads()} CPU threads"
+    )
     print("left out   median SSIM   mean SSIM   root mean square difference")
     for removed, network in zip(arguments.removed, networks, strict=True):
         again = setup.generated(network, seed, arguments.queries)
         alike = SSIM()(to_unit(full), to_unit(again))
         far = float((1 - MSE()(to_unit(full), to_unit(again))).mean().sqrt())
-        figures["removed"][removed] = {"median_ssim": float(alike.median()), "mean_ssim": float(alike.mean()), "rms": far}
+        figures["removed"][removed] = {
+            "median_ssim": float(alike.median()),
+            "mean_ssim": float(alike.mean()),
+            "rms": far,
+        }
         print(f"{removed:8} {alike.median():13.4f} {alike.mean():11.4f} {far:16.4f}", flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(figures, indent=1))

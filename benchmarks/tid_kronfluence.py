@@ -1,7 +1,8 @@
-"""What attribution costs on a CPU with whence's TID and with kronfluence: the same kernel, network, images and batch size.
+"""What attribution costs on a CPU with wherefrom's TID and with kronfluence: the same kernel,
+network, images and batch size.
 
-Each is run once to warm up and then five times in turns, beside a bare forward and backward pass over the training images:
-`python benchmarks/tid_kronfluence.py`.
+Each is run once to warm up and then five times in turns, beside a bare forward and backward pass
+over the training images: `python benchmarks/tid_kronfluence.py`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ from kronfluence.factor.covariance import save_covariance_matrices
 from kronfluence.task import Task
 from torch import Tensor, nn
 
-import whence
-from whence.factors.curvature import Moments
-from whence.tid import TID
-from whence.tide.ranking import spearman
+import wherefrom
+from wherefrom.factors.moments import Moments
+from wherefrom.tid.teacher import TID
+from wherefrom.tide.loss import spearman
 
 BATCH = 32
 PHASES = ("fit", "invert", "score")
 Seconds = dict[str, float]
-DRAWS = whence.Draws(whence.EDM(), (3, 16, 16), count=1)
+DRAWS = wherefrom.Draws(wherefrom.EDM(), (3, 16, 16), count=1)
 
 
-def network_off_its_zeros() -> whence.models.DiT:
+def network_off_its_zeros() -> wherefrom.models.DiT:
     """A DiT of 2.7M parameters; at its zero initialisation most gradients would be 0."""
     torch.manual_seed(0)
-    network = whence.models.DiT(image_size=16, width=192, depth=5, heads=6, cond_width=64, registers=0, gelu="none").eval()
+    network = wherefrom.models.DiT(
+        image_size=16, width=192, depth=5, heads=6, cond_width=64, registers=0, gelu="none"
+    ).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -71,7 +74,9 @@ def timed(seconds: Seconds, phase: str) -> Iterator[None]:
 
 
 def bare(train: Tensor) -> Seconds:
-    """One forward and one backward pass over the training images, gradients of the parameters included: the floor."""
+    """One forward and one backward pass over the training images, gradients of the parameters
+    included: the floor.
+    """
     network, seconds = network_off_its_zeros(), Seconds()
     with timed(seconds, "pass"):
         for x in train.split(BATCH):
@@ -80,10 +85,14 @@ def bare(train: Tensor) -> Seconds:
     return seconds
 
 
-def with_whence(layers: list[str], train: Tensor, queries: Tensor) -> tuple[Seconds, Tensor]:
+def with_wherefrom(layers: list[str], train: Tensor, queries: Tensor) -> tuple[Seconds, Tensor]:
     """TID; the Cholesky factorisations are timed from inside its fit."""
     seconds, roots = Seconds(), Moments.roots
-    tid = TID(whence.Denoiser(network_off_its_zeros(), DRAWS.process, layers=layers), DRAWS, normalize="none")
+    tid = TID(
+        wherefrom.Denoiser(network_off_its_zeros(), DRAWS.process, layers=layers),
+        DRAWS,
+        normalize="none",
+    )
 
     def timed_roots(self: Moments, *arguments: object) -> object:
         with timed(seconds, "invert"):
@@ -101,11 +110,14 @@ def with_whence(layers: list[str], train: Tensor, queries: Tensor) -> tuple[Seco
     return seconds, scores
 
 
-def with_kronfluence(layers: list[str], train: Tensor, queries: Tensor, like_whence: bool = False) -> tuple[Seconds, Tensor]:
-    """The steps of its fit_all_factors that K-FAC has, and its scores; all queries at once, so one pass over the training set.
+def with_kronfluence(
+    layers: list[str], train: Tensor, queries: Tensor, like_wherefrom: bool = False
+) -> tuple[Seconds, Tensor]:
+    """The steps of its fit_all_factors that K-FAC has, and its scores; all queries at once, so one
+    pass over the training set.
 
-    It hands results from step to step in files: their writing and reading is part of its time. `like_whence` damps each factor
-    as whence does, instead of their product.
+    It hands results from step to step in files: their writing and reading is part of its time.
+    `like_wherefrom` damps each factor as wherefrom does, instead of their product.
     """
     seconds, task = Seconds(), SumOfOutput(layers)
     curvature = FactorArguments(strategy="kfac", use_empirical_fisher=True)
@@ -114,16 +126,21 @@ def with_kronfluence(layers: list[str], train: Tensor, queries: Tensor, like_whe
         analyzer = Analyzer("dit", model, task, cpu=True, disable_tqdm=True, output_dir=folder)
         with timed(seconds, "fit"):
             analyzer.fit_covariance_matrices("factors", train, BATCH, factor_args=curvature)
-        if like_whence:
+        if like_wherefrom:
             moments = analyzer.load_covariance_matrices("factors")
-            for matrix in (*moments["activation_covariance"].values(), *moments["gradient_covariance"].values()):
+            for matrix in (
+                *moments["activation_covariance"].values(),
+                *moments["gradient_covariance"].values(),
+            ):
                 matrix.diagonal().add_(0.1 * matrix.diagonal().mean())
             save_covariance_matrices(analyzer.factors_output_dir("factors"), moments)
         with timed(seconds, "invert"):
             analyzer.perform_eigendecomposition("factors", factor_args=curvature)
         with timed(seconds, "score"):
-            asked = ScoreArguments(damping_factor=0.0 if like_whence else None)
-            analyzer.compute_pairwise_scores("scores", "factors", queries, train, len(queries), BATCH, score_args=asked)
+            asked = ScoreArguments(damping_factor=0.0 if like_wherefrom else None)
+            analyzer.compute_pairwise_scores(
+                "scores", "factors", queries, train, len(queries), BATCH, score_args=asked
+            )
             scores = analyzer.load_pairwise_scores("scores")["all_modules"]
     return seconds, scores
 
@@ -140,16 +157,29 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", ".*GradScaler", FutureWarning)  # kronfluence's own
     generator = torch.Generator().manual_seed(0)
-    train, queries = (torch.rand(n, *DRAWS.shape, generator=generator) * 2 - 1 for n in (arguments.images, arguments.queries))
+    train, queries = (
+        torch.rand(n, *DRAWS.shape, generator=generator) * 2 - 1
+        for n in (arguments.images, arguments.queries)
+    )
     network = network_off_its_zeros()
-    layers = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    layers = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    print(f"DiT of {parameters:,} parameters, {len(layers)} layers, {len(train)} training images, {len(queries)} queries")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {BATCH}, median of {arguments.turns} turns\n")
+    print(
+        f"DiT of {parameters:,} parameters, {len(layers)} layers, {len(train)} training "
+        f"images, {len(queries)} queries"
+    )
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {BATCH}, median "
+        f"of {arguments.turns} turns\n"
+    )
 
     ways: dict[str, Callable[[], Seconds]] = {
         "bare": lambda: bare(train),
-        "whence": lambda: with_whence(layers, train, queries)[0],
+        "wherefrom": lambda: with_wherefrom(layers, train, queries)[0],
         "kronfluence": lambda: with_kronfluence(layers, train, queries)[0],
     }
     for run in ways.values():
@@ -161,23 +191,35 @@ def main() -> None:
 
     floor = median(runs["bare"], "pass")
     print(f"one bare forward + backward over the training images: {floor:.2f} s\n")
-    print("            whence   kronfluence   kronfluence / whence, turn by turn   whence / bare")
+    print(
+        "            wherefrom   kronfluence   kronfluence / wherefrom, turn by turn   "
+        "wherefrom / bare"
+    )
     for label, phases in [*((phase, (phase,)) for phase in PHASES), ("total", PHASES)]:
-        ours, theirs = median(runs["whence"], *phases), median(runs["kronfluence"], *phases)
+        ours, theirs = median(runs["wherefrom"], *phases), median(runs["kronfluence"], *phases)
         ratios = sorted(
             sum(they[phase] for phase in phases) / sum(we[phase] for phase in phases)
-            for we, they in zip(runs["whence"], runs["kronfluence"], strict=True)
+            for we, they in zip(runs["wherefrom"], runs["kronfluence"], strict=True)
         )
         spread = f"{ratios[len(ratios) // 2]:.2f} ({ratios[0]:.2f} - {ratios[-1]:.2f})"
         print(f"{label:8} {ours:7.2f} s {theirs:11.2f} s {spread:>36} {ours / floor:15.2f}")
 
-    tau = with_whence(layers, train, queries)[1]
-    print("\nagreement of whence's scores with kronfluence's squared; the two damp differently, each factor or their product:")
-    for label, like_whence in (("as they are", False), ("kronfluence damped as whence", True)):
-        kernel = with_kronfluence(layers, train, queries, like_whence)[1]
+    tau = with_wherefrom(layers, train, queries)[1]
+    print(
+        "\nagreement of wherefrom's scores with kronfluence's squared; the two damp "
+        "differently, each factor or their product:"
+    )
+    for label, like_wherefrom in (
+        ("as they are", False),
+        ("kronfluence damped as wherefrom", True),
+    ):
+        kernel = with_kronfluence(layers, train, queries, like_wherefrom)[1]
         difference = float((tau.sqrt() - kernel.abs()).norm() / kernel.norm())
         correlation = float(spearman(tau, kernel**2).mean())
-        print(f"  {label:30} kernels differ by {difference:.1e}, rank correlation {correlation:.4f} a query")
+        print(
+            f"  {label:30} kernels differ by {difference:.1e}, rank correlation "
+            f"{correlation:.4f} a query"
+        )
 
 
 if __name__ == "__main__":

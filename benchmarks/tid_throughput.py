@@ -1,6 +1,9 @@
-"""What TID costs: the score pass, the curvature pass and `pairwise`, as ratios to the compiled forward + backward of the network.
+"""What TID costs: the score pass, the curvature pass and `pairwise`, as ratios to the compiled
+forward + backward of the network.
 
-    python benchmarks/tid_throughput.py                # CIFAR-10 backbone, batch 128, bf16 on CUDA; a 2.7M-parameter DiT on a CPU
+    python benchmarks/tid_throughput.py
+
+On CUDA the CIFAR-10 backbone, batch 128, bf16; on a CPU a DiT of 2.7M parameters.
     python benchmarks/tid_throughput.py --profile      # and where the score pass spends its time
 
 All are medians of one run, measured in turns; peak memory is that of scoring N and 2N images.
@@ -18,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import whence
+import wherefrom
 
 
-def stirred(network: whence.models.DiT) -> whence.models.DiT:
+def stirred(network: wherefrom.models.DiT) -> wherefrom.models.DiT:
     """Off the zero initialisation: every layer has a gradient, as in a trained network."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -31,7 +34,9 @@ def stirred(network: whence.models.DiT) -> whence.models.DiT:
 
 
 def median(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Milliseconds of one call among several in a row, which is how they come: nothing waits for the device in between."""
+    """Milliseconds of one call among several in a row, which is how they come: nothing waits for
+    the device in between.
+    """
     taken, row = [], 4 if device.type == "cuda" else 1
     for _ in range(repeats):
         if device.type == "cuda":
@@ -45,8 +50,12 @@ def median(work: Callable[[], Any], device: torch.device, repeats: int) -> float
     return float(torch.tensor(taken).median())
 
 
-def floor(network: whence.models.DiT, x: Tensor, sigma: Tensor, compile: bool) -> Callable[[], None]:
-    """Forward and backward of the summed output, weight gradients included: what a training step of it costs."""
+def floor(
+    network: wherefrom.models.DiT, x: Tensor, sigma: Tensor, compile: bool
+) -> Callable[[], None]:
+    """Forward and backward of the summed output, weight gradients included: what a training step of
+    it costs.
+    """
     forward: Callable[..., Tensor] = torch.compile(network) if compile else network
     parameters = list(network.parameters())
 
@@ -81,17 +90,27 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
     if cuda:
-        network, batch, count = stirred(whence.models.DiT.cifar10().to(device)).eval(), 128, 512
+        network, batch, count = stirred(wherefrom.models.DiT.cifar10().to(device)).eval(), 128, 512
     else:
-        small = {"image_size": 16, "width": 192, "depth": 5, "heads": 6, "cond_width": 64, "registers": 0, "gelu": "none"}
-        network, batch, count = stirred(whence.models.DiT(**small)).eval(), 32, 64
+        small = {
+            "image_size": 16,
+            "width": 192,
+            "depth": 5,
+            "heads": 6,
+            "cond_width": 64,
+            "registers": 0,
+            "gelu": "none",
+        }
+        network, batch, count = stirred(wherefrom.models.DiT(**small)).eval(), 32, 64
     shape = (network.channels, network.image_size, network.image_size)
-    process, data = whence.EDM(), Noise(count, shape)
-    denoiser = whence.Denoiser(network, process)
-    tid = whence.TID(denoiser, whence.Draws(process, shape, count=4))
+    process, data = wherefrom.EDM(), Noise(count, shape)
+    denoiser = wherefrom.Denoiser(network, process)
+    tid = wherefrom.TID(denoiser, wherefrom.Draws(process, shape, count=4))
     started = time.perf_counter()
     tid.fit(data, batch_size=batch)
-    print(f"fit of {count} images x 4 draws: {time.perf_counter() - started:.1f} s, inverses included")
+    print(
+        f"fit of {count} images x 4 draws: {time.perf_counter() - started:.1f} s, inverses included"
+    )
     queries = Noise(arguments.queries, shape).x.to(device)
     x, indices = data.x[:batch].to(device), list(range(batch))
     sigma = tid.draws[2].sigma
@@ -101,20 +120,28 @@ def main() -> None:
     assert moments is not None
     full_sigma = sigma.to(device).expand(batch)
 
-    def passes(tid: whence.TID) -> dict[str, Callable[[], Any]]:
+    def passes(tid: wherefrom.TID) -> dict[str, Callable[[], Any]]:
         return {
             "score pass": lambda: tid._kernel(sides, x, None, 2, indices),
             "curvature pass": lambda: tid._add_moments(moments, x, None, 2, indices),
             "pairwise": lambda: tid.pairwise(x, tid.draws[2]),
-            "factors only": lambda: tid.probe.run(x, None, 2, "train", indices, lambda block, factors: None),
+            "factors only": lambda: tid.probe.run(
+                x, None, 2, "train", indices, lambda block, factors: None
+            ),
         }
 
-    works: dict[str, Callable[[], Any]] = {"forward+backward, eager": floor(network, x_sigma, full_sigma, False)}
+    works: dict[str, Callable[[], Any]] = {
+        "forward+backward, eager": floor(network, x_sigma, full_sigma, False)
+    }
     if cuda:
         works = {"forward+backward, compiled": floor(network, x_sigma, full_sigma, True), **works}
         works |= {f"{name}, eager": work for name, work in passes(tid).items()}
-        compiled = whence.TID(denoiser, tid.draws, compile=True)
-        compiled._roots, compiled._moments, compiled.observations = tid._roots, tid._moments, tid.observations
+        compiled = wherefrom.TID(denoiser, tid.draws, compile=True)
+        compiled._roots, compiled._moments, compiled.observations = (
+            tid._roots,
+            tid._moments,
+            tid.observations,
+        )
         compiled.probe.compile(batch)
         works |= passes(compiled)
     else:
@@ -122,29 +149,43 @@ def main() -> None:
     for work in works.values():
         work()
         work()
-    rounds = [{name: median(work, device, arguments.repeats) for name, work in works.items()} for _ in range(2)]
+    rounds = [
+        {name: median(work, device, arguments.repeats) for name, work in works.items()}
+        for _ in range(2)
+    ]
     base = next(iter(works))
     rows = {}
     for name in works:
         one, other = (figures[name] for figures in rounds)
         ratios = [figures[name] / figures[base] for figures in rounds]
         rows[name] = {"ms": [one, other], "ratio": ratios}
-        print(f"{name:28s} {one:8.1f} / {other:8.1f} ms   ratio {ratios[0]:.2f} / {ratios[1]:.2f}", flush=True)
+        print(
+            f"{name:28s} {one:8.1f} / {other:8.1f} ms   ratio {ratios[0]:.2f} / {ratios[1]:.2f}",
+            flush=True,
+        )
     if cuda:
         peaks = {}
         for size in (count, 2 * count):
             torch.cuda.reset_peak_memory_stats()
             tid.scores(queries, Noise(size, shape), batch_size=batch)
             peaks[size] = torch.cuda.max_memory_allocated() / 2**30
-        print("peak memory of scores:", ", ".join(f"{peak:.2f} GiB at N = {size}" for size, peak in peaks.items()))
+        print(
+            "peak memory of scores:",
+            ", ".join(f"{peak:.2f} GiB at N = {size}" for size, peak in peaks.items()),
+        )
         rows["peak_gib"] = {str(size): peak for size, peak in peaks.items()}
     if arguments.out:
         machine = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
         arguments.out.write_text(
-            json.dumps({"machine": machine, "batch": batch, "queries": len(queries), "rows": rows}, indent=1)
+            json.dumps(
+                {"machine": machine, "batch": batch, "queries": len(queries), "rows": rows},
+                indent=1,
+            )
         )
     if arguments.profile:
-        activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
+        activities = [torch.profiler.ProfilerActivity.CPU] + (
+            [torch.profiler.ProfilerActivity.CUDA] if cuda else []
+        )
         for name in ("score pass", "pairwise"):
             with torch.profiler.profile(activities=activities) as profile:
                 works[name]()

@@ -1,10 +1,14 @@
-"""What `whence.train` costs above a bare forward + backward + optimiser step of the same network, eager and compiled.
+"""What `wherefrom.train` costs above a bare forward + backward + optimiser step of the same
+network, eager and compiled.
 
-    python benchmarks/train_step.py                              # CIFAR-10 backbone on CUDA, a 2.7M-parameter DiT on a CPU
+    python benchmarks/train_step.py
+
+The CIFAR-10 backbone on CUDA, a DiT of 2.7M parameters on a CPU.
     python benchmarks/train_step.py --out figures.json
 
-The bare loop feeds one fixed batch and does nothing but the network's own work (bf16 autocast on CUDA, fused AdamW);
-the ratio is of medians taken in one run, and each is measured twice, in turns, so that the spread is seen.
+The bare loop feeds one fixed batch and does nothing but the network's own work (bf16 autocast on
+CUDA, fused AdamW); the ratio is of medians taken in one run, and each is measured twice, in turns,
+so that the spread is seen.
 """
 
 from __future__ import annotations
@@ -20,15 +24,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import whence
-from whence.diffusion import training
+import wherefrom
+from wherefrom.diffusion import training
 
 
-def network_for(device: torch.device) -> whence.models.DiT:
+def network_for(device: torch.device) -> wherefrom.models.DiT:
     torch.manual_seed(0)
     if device.type == "cuda":
-        return whence.models.DiT.cifar10().to(device)
-    return whence.models.DiT(image_size=16, width=192, depth=5, heads=6, cond_width=64, registers=0, gelu="none")
+        return wherefrom.models.DiT.cifar10().to(device)
+    return wherefrom.models.DiT(
+        image_size=16, width=192, depth=5, heads=6, cond_width=64, registers=0, gelu="none"
+    )
 
 
 class Timer:
@@ -49,15 +55,20 @@ class Timer:
     def median(self, skip: int) -> float:
         if self.cuda:
             torch.cuda.synchronize()
-            steps = [one.elapsed_time(other) for one, other in zip(self.marks, self.marks[1:], strict=False)]
+            steps = [
+                one.elapsed_time(other)
+                for one, other in zip(self.marks, self.marks[1:], strict=False)
+            ]
         else:
-            steps = [1e3 * (other - one) for one, other in zip(self.marks, self.marks[1:], strict=False)]
+            steps = [
+                1e3 * (other - one) for one, other in zip(self.marks, self.marks[1:], strict=False)
+            ]
         return float(torch.tensor(steps[skip:]).median())
 
 
 def bare(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) -> float:
     """Forward, backward and AdamW on one fixed batch: the floor."""
-    device, process = next(network.parameters()).device, whence.EDM()
+    device, process = next(network.parameters()).device, wherefrom.EDM()
     model = copy.deepcopy(network).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     size = model.image_size
@@ -79,9 +90,11 @@ def bare(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) -
 
 
 def whole(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) -> float:
-    """`whence.train` itself, its steps timed from inside."""
+    """`wherefrom.train` itself, its steps timed from inside."""
     device = next(network.parameters()).device
-    pixels = torch.randint(256, (4096, network.channels, network.image_size, network.image_size), dtype=torch.uint8)
+    pixels = torch.randint(
+        256, (4096, network.channels, network.image_size, network.image_size), dtype=torch.uint8
+    )
     timer, step = Timer(device), training._Run.step
 
     def timed(self: training._Run, *arguments: object) -> Tensor:
@@ -90,7 +103,16 @@ def whole(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) 
 
     training._Run.step = timed  # type: ignore[method-assign]
     try:
-        whence.train(network, whence.EDM(), whence.data.Images(pixels), steps, batch, 1e-4, flip=True, compile=compile)
+        wherefrom.train(
+            network,
+            wherefrom.EDM(),
+            wherefrom.data.Images(pixels),
+            steps,
+            batch,
+            1e-4,
+            flip=True,
+            compile=compile,
+        )
     finally:
         training._Run.step = step  # type: ignore[method-assign]
     return timer.median(skip)
@@ -98,7 +120,9 @@ def whole(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) 
 
 def syncs(network: nn.Module, batch: int) -> None:
     """Fail if a step of training waits for the device."""
-    pixels = torch.randint(256, (1024, network.channels, network.image_size, network.image_size), dtype=torch.uint8)
+    pixels = torch.randint(
+        256, (1024, network.channels, network.image_size, network.image_size), dtype=torch.uint8
+    )
     step = training._Run.step
 
     def strict(self: training._Run, *arguments: object) -> Tensor:
@@ -110,7 +134,17 @@ def syncs(network: nn.Module, batch: int) -> None:
 
     training._Run.step = strict  # type: ignore[method-assign]
     try:
-        whence.train(network, whence.EDM(), whence.data.Images(pixels), 5, batch, 1e-4, flip=True, augment=0.12, compile=False)
+        wherefrom.train(
+            network,
+            wherefrom.EDM(),
+            wherefrom.data.Images(pixels),
+            5,
+            batch,
+            1e-4,
+            flip=True,
+            augment=0.12,
+            compile=False,
+        )
     finally:
         training._Run.step = step  # type: ignore[method-assign]
 
@@ -122,8 +156,16 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
-    network, batch, steps = network_for(device), 128 if cuda else 32, arguments.steps or (60 if cuda else 20)
-    machine = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads of {platform.processor() or 'a CPU'}"
+    network, batch, steps = (
+        network_for(device),
+        128 if cuda else 32,
+        arguments.steps or (60 if cuda else 20),
+    )
+    machine = (
+        torch.cuda.get_device_name()
+        if cuda
+        else f"{torch.get_num_threads()} threads of {platform.processor() or 'a CPU'}"
+    )
     parameters = sum(parameter.numel() for parameter in network.parameters())
     print(f"{machine}, torch {torch.__version__}, DiT of {parameters:,} parameters, batch {batch}")
     results: list[dict[str, object]] = []
@@ -141,12 +183,17 @@ def main() -> None:
         }
         results.append(row)
         print(
-            f"{row['mode']:9s} bare {floors[0]:.1f} / {floors[1]:.1f} ms   whence.train {totals[0]:.1f} / {totals[1]:.1f} ms   "
+            f"{row['mode']:9s} bare {floors[0]:.1f} / {floors[1]:.1f} ms   wherefrom.train "
+            f"{totals[0]:.1f} / {totals[1]:.1f} ms   "
             f"{row['images_per_second']:.0f} images/s   ratio {row['ratio']:.3f}",
             flush=True,
         )
         if arguments.out:
-            arguments.out.write_text(json.dumps({"machine": machine, "parameters": parameters, "rows": results}, indent=1))
+            arguments.out.write_text(
+                json.dumps(
+                    {"machine": machine, "parameters": parameters, "rows": results}, indent=1
+                )
+            )
     if cuda:
         syncs(network, batch)
         print("no step of training waits for the device")

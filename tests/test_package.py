@@ -1,4 +1,6 @@
-"""The package as a stranger meets it: what importing takes, what the README says, what a missing extra says."""
+"""The package as a stranger meets it: what importing takes, what the README says, what a missing
+extra says.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +12,67 @@ from pathlib import Path
 
 import pytest
 
-import whence
-from whence.errors import need
+import wherefrom
+from wherefrom.errors import need
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_importing_takes_the_core_alone():
     # everything that is no core dependency is made impossible to import
-    optional = ["torchvision", "typer", "rich", "sklearn", "PIL", "matplotlib", "datasets", "transformers", "diffusers", "faiss"]
-    code = f"import sys\nfor name in {optional}: sys.modules[name] = None\nimport whence; print(whence.__version__)"
-    assert run(code).strip() == whence.__version__
+    optional = [
+        "torchvision",
+        "typer",
+        "rich",
+        "sklearn",
+        "PIL",
+        "matplotlib",
+        "datasets",
+        "transformers",
+        "diffusers",
+        "faiss",
+    ]
+    code = (
+        f"import sys\nfor name in {optional}: sys.modules[name] = None\n"
+        "import wherefrom; print(wherefrom.__version__)"
+    )
+    assert run(code).strip() == wherefrom.__version__
 
 
 def test_importing_opens_no_connection():
-    code = "import socket\ndef no(*a, **k): raise SystemExit('network')\nsocket.socket.connect = no\nimport whence; print('fine')"
+    code = (
+        "import socket\ndef no(*a, **k): raise SystemExit('network')\n"
+        "socket.socket.connect = no\nimport wherefrom; print('fine')"
+    )
     assert run(code).strip() == "fine"
 
 
 def test_a_missing_extra_is_named():
-    with pytest.raises(whence.WhenceError, match=r"'no_such_package'.*pip install 'whence\[search\]'"):
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"'no_such_package'.*pip install 'wherefrom\[search\]'"
+    ):
         need("no_such_package.inner", "search")
 
 
 def test_the_command_without_its_extra_says_so_in_one_sentence():
-    code = "import sys; sys.modules['typer'] = None\nfrom whence.cli import main; main()"
+    code = "import sys; sys.modules['typer'] = None\nfrom wherefrom.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == "whence: this needs the package 'typer', which is not installed: pip install 'whence[cli]'"
+    assert (
+        done.stderr.strip()
+        == "wherefrom: this needs the package 'typer', which is not installed: pip install "
+        "'wherefrom[cli]'"
+    )
 
 
 def test_the_package_is_typed():
-    assert files("whence").joinpath("py.typed").is_file()
+    assert files("wherefrom").joinpath("py.typed").is_file()
 
 
 def test_the_readme_s_example_runs(tmp_path, monkeypatch):
@@ -66,5 +93,5 @@ def test_the_readme_names_the_two_commands():
 
 
 def test_every_public_name_exists_and_has_words():
-    for name in whence.__all__:
-        assert getattr(whence, name).__doc__, name
+    for name in wherefrom.__all__:
+        assert getattr(wherefrom, name).__doc__, name

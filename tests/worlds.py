@@ -1,4 +1,6 @@
-"""A model trained on digits and a planted group, with its teacher and student: what claims about finding sources are about."""
+"""A model trained on digits and a planted group, with its teacher and student: what claims about
+finding sources are about.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import whence
-from whence.data.items import batches
+import wherefrom
+from wherefrom.data.items import batches
 
 DIGITS, PLANTED = 600, 50
 
@@ -18,9 +20,9 @@ class World:
     """What the claims are about."""
 
     x: Tensor  # [N, 1, 8, 8]: digits, then the planted group
-    denoiser: whence.Denoiser
-    tid: whence.TID
-    tide: whence.TIDE
+    denoiser: wherefrom.Denoiser
+    tid: wherefrom.TID
+    tide: wherefrom.TIDE
     generated: Tensor  # digits that the model made
     copies: Tensor  # images of the planted pattern that the model made
 
@@ -40,15 +42,17 @@ def pattern() -> Tensor:
 def make_world() -> World:
     """A minute and a half on two cores."""
     generator = torch.Generator().manual_seed(0)
-    digits = next(batches(whence.data.digits(), DIGITS))[0]
-    planted = (0.9 * pattern() + 0.15 * torch.randn(PLANTED, 1, 8, 8, generator=generator)).clamp(-1, 1)
+    digits = next(batches(wherefrom.data.digits(), DIGITS))[0]
+    planted = (0.9 * pattern() + 0.15 * torch.randn(PLANTED, 1, 8, 8, generator=generator)).clamp(
+        -1, 1
+    )
     x = torch.cat([digits, planted])
-    settings = whence.preset("digits")
+    settings = wherefrom.preset("digits")
     network = settings.train(x, steps=800, decay=400, ema=0.99)  # type: ignore[arg-type]
-    denoiser = whence.Denoiser(network, settings.network().process)
-    made = whence.sample(denoiser, torch.randn(256, 1, 8, 8, generator=generator), steps=18)
+    denoiser = wherefrom.Denoiser(network, settings.network().process)
+    made = wherefrom.sample(denoiser, torch.randn(256, 1, 8, 8, generator=generator), steps=18)
     likeness = torch.cosine_similarity(made.flatten(1), pattern().flatten()[None], dim=1)
-    draws = whence.Draws(denoiser.process, (1, 8, 8), count=6)
-    tid = whence.TID(denoiser, draws).fit(x, samples=400)
-    tide = whence.TIDE.distill(tid, x, epochs=35, batch_size=64, lr=1e-3, dim=96, hidden=128)
+    draws = wherefrom.Draws(denoiser.process, (1, 8, 8), count=6)
+    tid = wherefrom.TID(denoiser, draws).fit(x, samples=400)
+    tide = wherefrom.TIDE.distill(tid, x, epochs=35, batch_size=64, lr=1e-3, dim=96, hidden=128)
     return World(x, denoiser, tid, tide, made[likeness < 0.5][:12], made[likeness > 0.8][:6])

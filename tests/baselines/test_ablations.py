@@ -1,4 +1,6 @@
-"""Claims about the paper's ablations: the rows of its table, each a TID with one decision changed."""
+"""Claims about the paper's ablations: the rows of its table, each a TID with one
+decision changed.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from dataclasses import asdict
 import pytest
 import torch
 
-import whence
+import wherefrom
 from helpers import Noise, small_dit, stirred
-from whence.baselines import ablations
-from whence.baselines.ablations import Ablation
-from whence.probe import Options
+from wherefrom.baselines import ablations
+from wherefrom.baselines.ablations import Ablation
+from wherefrom.factors.probe import Options
 
-DENOISER = whence.Denoiser(stirred(small_dit()), whence.EDM())
-DRAWS = whence.Draws(DENOISER.process, (1, 8, 8), 2)
+DENOISER = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
+DRAWS = wherefrom.Draws(DENOISER.process, (1, 8, 8), 2)
 
 
 def named(name: str) -> Ablation:
@@ -38,7 +40,11 @@ def test_the_rows_are_those_of_the_paper():
 def test_the_first_is_the_method_and_every_other_changes_one_decision():
     usual = asdict(Options())
     for each, changes in zip(ablations, [0] + [1] * 7, strict=True):
-        assert sum(usual[name] != value for name, value in each.settings.items()) == len(each.settings) == changes
+        assert (
+            sum(usual[name] != value for name, value in each.settings.items())
+            == len(each.settings)
+            == changes
+        )
 
 
 @pytest.mark.parametrize("ablation", ablations, ids=lambda each: each.name)
@@ -47,15 +53,24 @@ def test_every_ablation_is_tid_with_its_settings(ablation):
     assert tid.options == Options(damping=0.2, **ablation.settings)
     scores = tid.scores(Noise(10).x[8:], Noise(8))
     assert torch.isfinite(scores).all()
-    plain = whence.TID(DENOISER, DRAWS, damping=0.2, **ablation.settings).fit(Noise(8))
+    plain = wherefrom.TID(DENOISER, DRAWS, damping=0.2, **ablation.settings).fit(Noise(8))
     assert torch.equal(plain.scores(Noise(10).x[8:], Noise(8)), scores)
 
 
 def test_every_ablation_scores_differently():
-    scores = [each.tid(DENOISER, DRAWS).fit(Noise(8)).scores(Noise(10).x[8:], Noise(8)) for each in ablations]
-    assert all(not torch.allclose(one, other) for place, one in enumerate(scores) for other in scores[:place])
+    scores = [
+        each.tid(DENOISER, DRAWS).fit(Noise(8)).scores(Noise(10).x[8:], Noise(8))
+        for each in ablations
+    ]
+    assert all(
+        not torch.allclose(one, other)
+        for place, one in enumerate(scores)
+        for other in scores[:place]
+    )
 
 
 def test_the_decision_of_an_ablation_cannot_be_overridden():
-    with pytest.raises(whence.WhenceError, match=r"'magnitudes kept' sets normalize itself: leave it out"):
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"'magnitudes kept' sets normalize itself: leave it out"
+    ):
         named("magnitudes kept").tid(DENOISER, DRAWS, normalize="token")

@@ -8,29 +8,40 @@ import numpy as np
 import pytest
 import torch
 
-import whence
+import wherefrom
 from helpers import PROCESSES, Noise, small_dit, stirred
 from linear_models import draws, images, linear_denoiser, noised, squared_features
-from whence.baselines import DAS, DTRAK, TRAK
-from whence.baselines.gradients import ProjectedGradients
+from wherefrom.baselines import DAS, DTRAK, TRAK
+from wherefrom.baselines.gradients import ProjectedGradients
 
 METHODS = {"DTRAK": DTRAK, "TRAK": TRAK, "DAS": DAS}
 TRAIN, QUERIES = images(40, 0), images(3, 1)
 
 
-def small(method: str, process: whence.Process | None = None, **options: object) -> ProjectedGradients:
-    denoiser = whence.Denoiser(stirred(small_dit(process=process or whence.EDM())), process or whence.EDM())
-    return METHODS[method](denoiser, whence.Draws(denoiser.process, (1, 8, 8), 3), **{"dim": 256, **options})
+def small(
+    method: str, process: wherefrom.Process | None = None, **options: object
+) -> ProjectedGradients:
+    denoiser = wherefrom.Denoiser(
+        stirred(small_dit(process=process or wherefrom.EDM())), process or wherefrom.EDM()
+    )
+    return METHODS[method](
+        denoiser, wherefrom.Draws(denoiser.process, (1, 8, 8), 3), **{"dim": 256, **options}
+    )
 
 
 def test_dtrak_with_the_full_projection_is_the_influence_expression() -> None:
     denoiser, few = linear_denoiser(), draws(4)
     dtrak = DTRAK(denoiser, few, dim="full", lambda_rel=0.1).fit(TRAIN, batch_size=16)
-    train, query = (squared_features(denoiser, x, few, role) for x, role in ((TRAIN, "train"), (QUERIES, "query")))
+    train, query = (
+        squared_features(denoiser, x, few, role)
+        for x, role in ((TRAIN, "train"), (QUERIES, "query"))
+    )
     kernel = train.T @ train
     kernel += 0.1 * np.trace(kernel) / len(kernel) * np.eye(len(kernel))
     truth = query @ np.linalg.inv(kernel) @ train.T
-    np.testing.assert_allclose(dtrak.scores(QUERIES, TRAIN).numpy(), truth, rtol=2e-3, atol=1e-4 * np.abs(truth).max())
+    np.testing.assert_allclose(
+        dtrak.scores(QUERIES, TRAIN).numpy(), truth, rtol=2e-3, atol=1e-4 * np.abs(truth).max()
+    )
 
 
 def test_trak_differs_from_dtrak_in_its_target() -> None:
@@ -44,22 +55,32 @@ def test_trak_differs_from_dtrak_in_its_target() -> None:
             noisy, sigma = noised(x, few, role, m), float(few.sigmas[m])
             clean = x.flatten(1).double().numpy()
             noise = (noisy - (1 - sigma) * clean) / sigma
-            found.append(np.einsum("ni,nj->nij", 2 * (noisy @ weight.T - (noise - clean)), noisy).reshape(len(x), -1))
+            found.append(
+                np.einsum("ni,nj->nij", 2 * (noisy @ weight.T - (noise - clean)), noisy).reshape(
+                    len(x), -1
+                )
+            )
         return np.mean(found, 0)
 
-    assert isinstance(process, whence.FlowMatching)  # whose loss has weight 1 and target noise - x
+    assert isinstance(
+        process, wherefrom.FlowMatching
+    )  # whose loss has weight 1 and target noise - x
     train, query = features(TRAIN, "train"), features(QUERIES, "query")
     kernel = train.T @ train
     kernel += 0.1 * np.trace(kernel) / len(kernel) * np.eye(len(kernel))
     truth = query @ np.linalg.inv(kernel) @ train.T
-    np.testing.assert_allclose(trak.scores(QUERIES, TRAIN).numpy(), truth, rtol=2e-3, atol=1e-4 * np.abs(truth).max())
+    np.testing.assert_allclose(
+        trak.scores(QUERIES, TRAIN).numpy(), truth, rtol=2e-3, atol=1e-4 * np.abs(truth).max()
+    )
 
 
 def test_the_leverage_of_das_is_the_diagonal_of_the_hat_matrix_of_a_linear_regression() -> None:
     denoiser, one = linear_denoiser(), draws(1)
     das = DAS(denoiser, one, dim="full", target="sum", lambda_abs=0.01).fit(TRAIN)
     x = noised(TRAIN, one, "train", 0)
-    x = x / np.linalg.norm(x, axis=1, keepdims=True)  # the slope of <1, W x> is x in each row of W; as a unit vector
+    x = x / np.linalg.norm(
+        x, axis=1, keepdims=True
+    )  # the slope of <1, W x> is x in each row of W; as a unit vector
     hat = np.diag(x @ np.linalg.inv(x.T @ x + 0.01 * np.eye(6)) @ x.T)
     leverage = das.leverage()
     np.testing.assert_allclose(leverage.numpy(), hat, rtol=1e-3)
@@ -97,16 +118,26 @@ def test_batch_size_does_not_matter_and_the_network_stays_as_it_was(name: str) -
     one, other = small(name).fit(Noise(20), batch_size=20), small(name).fit(Noise(20), batch_size=6)
     before = {key: value.clone() for key, value in one.denoiser.network.state_dict().items()}
     scores = one.scores(Noise(5).x, Noise(20))
-    torch.testing.assert_close(scores, other.scores(Noise(5).x, Noise(20), batch_size=2), rtol=1e-2, atol=1e-4)
-    assert all(torch.equal(before[key], value) for key, value in one.denoiser.network.state_dict().items())
+    torch.testing.assert_close(
+        scores, other.scores(Noise(5).x, Noise(20), batch_size=2), rtol=1e-2, atol=1e-4
+    )
+    assert all(
+        torch.equal(before[key], value) for key, value in one.denoiser.network.state_dict().items()
+    )
     hits = one.attribute(Noise(5).x, Noise(20), top_k=4)
-    assert torch.equal(hits.indices, scores.sort(dim=1, descending=True, stable=True).indices[:, :4])
+    assert torch.equal(
+        hits.indices, scores.sort(dim=1, descending=True, stable=True).indices[:, :4]
+    )
 
 
 def test_conditions_reach_the_network() -> None:
-    denoiser = whence.Denoiser(stirred(small_dit(classes=3)), whence.EDM())
-    few = whence.Draws(whence.EDM(), (1, 8, 8), 2)
-    with_labels = DTRAK(denoiser, few, dim=256).fit(Noise(20, labels=True)).scores(Noise(3, labels=True), Noise(20, labels=True))
+    denoiser = wherefrom.Denoiser(stirred(small_dit(classes=3)), wherefrom.EDM())
+    few = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    with_labels = (
+        DTRAK(denoiser, few, dim=256)
+        .fit(Noise(20, labels=True))
+        .scores(Noise(3, labels=True), Noise(20, labels=True))
+    )
     without = DTRAK(denoiser, few, dim=256).fit(Noise(20)).scores(Noise(3).x, Noise(20))
     assert not torch.allclose(with_labels, without)
 
@@ -136,27 +167,27 @@ def test_a_store_is_taken_up_and_gives_the_same(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"dim": 128}, {"side": 4, "dim": 100}])
 def test_a_store_of_another_projection_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
     small("DTRAK").fit(Noise(20), store=tmp_path)
-    with pytest.raises(whence.WhenceError, match=r"holds other vectors: .* was"):
+    with pytest.raises(wherefrom.WherefromError, match=r"holds other vectors: .* was"):
         small("DTRAK", **changes).fit(Noise(20), store=tmp_path)
 
 
 def test_a_store_of_another_target_is_refused(tmp_path: Path) -> None:
     small("DTRAK").fit(Noise(20), store=tmp_path)
-    with pytest.raises(whence.WhenceError, match="target was 'squared' and is now 'loss'"):
+    with pytest.raises(wherefrom.WherefromError, match="target was 'squared' and is now 'loss'"):
         small("TRAK").fit(Noise(20), store=tmp_path)
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(whence.WhenceError, match="tracked parameters of the network"):
+    with pytest.raises(wherefrom.WherefromError, match="tracked parameters of the network"):
         small("DTRAK", dim=10**9)
-    with pytest.raises(whence.WhenceError, match="lambda_abs must be above 0"):
+    with pytest.raises(wherefrom.WherefromError, match="lambda_abs must be above 0"):
         small("DAS", lambda_abs=0.0)
-    with pytest.raises(whence.WhenceError, match="DAS has 'loss' and 'sum'"):
+    with pytest.raises(wherefrom.WherefromError, match="DAS has 'loss' and 'sum'"):
         small("DAS", target="squared")
-    with pytest.raises(whence.WhenceError, match="call fit"):
+    with pytest.raises(wherefrom.WherefromError, match="call fit"):
         small("TRAK").scores(Noise(2).x, Noise(20))
     fitted = small("DTRAK").fit(Noise(20))
-    with pytest.raises(whence.WhenceError, match="fitted to another data set"):
+    with pytest.raises(wherefrom.WherefromError, match="fitted to another data set"):
         fitted.scores(Noise(2).x, Noise(21))
-    with pytest.raises(whence.WhenceError, match="no queries"):
+    with pytest.raises(wherefrom.WherefromError, match="no queries"):
         fitted.scores(Noise(2).x[:0], Noise(20))

@@ -1,22 +1,29 @@
-"""Claims about K-FAC influence: what it shares with TID, and that it is the inner product of averaged gradients."""
+"""Claims about K-FAC influence: what it shares with TID, and that it is the inner product of
+averaged gradients.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-import whence
+import wherefrom
 from helpers import PROCESSES, Noise, small_dit, stirred
 from linear_models import draws, images, linear_denoiser
-from whence.baselines import KFACInfluence
-from whence.diffusion.draws import independent_draw
+from wherefrom.baselines import KFACInfluence
+from wherefrom.diffusion.draws import independent_draw
 
-LAYERS = {"tokens": ("blocks.0.mlp.0", 18), "one position": ("blocks.0.modulate.linear", 1)}  # name and positions
+LAYERS = {
+    "tokens": ("blocks.0.mlp.0", 18),
+    "one position": ("blocks.0.modulate.linear", 1),
+}  # name and positions
 
 
-def denoiser(layers: list[str] | None = None, process: whence.Process | None = None) -> whence.Denoiser:
-    process = process or whence.EDM()
-    return whence.Denoiser(stirred(small_dit(process=process)), process, layers=layers)
+def denoiser(
+    layers: list[str] | None = None, process: wherefrom.Process | None = None
+) -> wherefrom.Denoiser:
+    process = process or wherefrom.EDM()
+    return wherefrom.Denoiser(stirred(small_dit(process=process)), process, layers=layers)
 
 
 @pytest.mark.filterwarnings("ignore:only")
@@ -24,10 +31,14 @@ def denoiser(layers: list[str] | None = None, process: whence.Process | None = N
 def test_of_one_draw_its_square_is_tids_score_but_for_the_positions_of_a_layer(kind: str) -> None:
     name, positions = LAYERS[kind]
     model = denoiser([name])
-    one = whence.Draws(model.process, (1, 8, 8), 1)
+    one = wherefrom.Draws(model.process, (1, 8, 8), 1)
     influence = KFACInfluence(model, one).fit(Noise(20)).scores(Noise(4).x, Noise(20))
-    tid = whence.TID(model, one, normalize="none", target="loss", curvature="sampled", aligned=False).fit(Noise(20))
-    torch.testing.assert_close((positions * influence) ** 2, tid.scores(Noise(4).x, Noise(20)), rtol=1e-3, atol=1e-6)
+    tid = wherefrom.TID(
+        model, one, normalize="none", target="loss", curvature="sampled", aligned=False
+    ).fit(Noise(20))
+    torch.testing.assert_close(
+        (positions * influence) ** 2, tid.scores(Noise(4).x, Noise(20)), rtol=1e-3, atol=1e-6
+    )
 
 
 def test_several_draws_are_averaged_before_the_inner_product() -> None:
@@ -54,29 +65,43 @@ def test_several_draws_are_averaged_before_the_inner_product() -> None:
         return torch.linalg.inv(matrix + 0.1 * matrix.diagonal().mean() * torch.eye(6))
 
     preconditioned = inverse("b") @ gradients(queries, "query") @ inverse("a")
-    torch.testing.assert_close(found, torch.einsum("qij,nij->qn", preconditioned, gradients(x, "train")), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        found,
+        torch.einsum("qij,nij->qn", preconditioned, gradients(x, "train")),
+        rtol=1e-3,
+        atol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_every_process_and_batch_size_gives_the_same_finite_scores(process: str) -> None:
     model = denoiser(process=PROCESSES[process])
-    few = whence.Draws(model.process, (1, 8, 8), 2)
+    few = wherefrom.Draws(model.process, (1, 8, 8), 2)
     method = KFACInfluence(model, few).fit(Noise(20))
     scores = method.scores(Noise(3).x, Noise(20))
     assert bool(torch.isfinite(scores).all())
     assert bool((scores < 0).any())  # it is signed
-    torch.testing.assert_close(scores, method.scores(Noise(3).x, Noise(20), batch_size=7), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        scores, method.scores(Noise(3).x, Noise(20), batch_size=7), rtol=1e-3, atol=1e-5
+    )
 
 
 def test_groups_of_queries_do_not_matter() -> None:
     model = denoiser()
-    few = whence.Draws(model.process, (1, 8, 8), 2)
+    few = wherefrom.Draws(model.process, (1, 8, 8), 2)
     whole = KFACInfluence(model, few).fit(Noise(12), batch_size=4)
     tight = KFACInfluence(model, few, memory=600_000).fit(Noise(12), batch_size=4)
-    torch.testing.assert_close(whole.scores(Noise(6).x, Noise(12)), tight.scores(Noise(6).x, Noise(12)), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        whole.scores(Noise(6).x, Noise(12)),
+        tight.scores(Noise(6).x, Noise(12)),
+        rtol=1e-3,
+        atol=1e-5,
+    )
 
 
 def test_scores_before_fit_are_refused() -> None:
     model = denoiser()
-    with pytest.raises(whence.WhenceError, match="call fit"):
-        KFACInfluence(model, whence.Draws(model.process, (1, 8, 8), 2)).scores(Noise(2).x, Noise(20))
+    with pytest.raises(wherefrom.WherefromError, match="call fit"):
+        KFACInfluence(model, wherefrom.Draws(model.process, (1, 8, 8), 2)).scores(
+            Noise(2).x, Noise(20)
+        )

@@ -1,4 +1,6 @@
-"""Claims about random scores: uniform, independent, and a function of seed, query and training image alone."""
+"""Claims about random scores: uniform, independent, and a function of seed, query and training
+image alone.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import whence
+import wherefrom
 from helpers import Noise
-from whence.baselines import Random, random
+from wherefrom.baselines import Random, random
 
 QUERIES = Noise(6).x
 
@@ -41,12 +43,19 @@ def test_a_score_depends_on_places_and_on_nothing_else():
 def test_many_training_images_come_in_several_pieces(monkeypatch):
     monkeypatch.setattr(random, "_BLOCK", 7)
     pieces = list(Random().pieces(QUERIES, Noise(20), 64))
-    assert [(start, tuple(scores.shape)) for start, scores in pieces] == [(0, (6, 7)), (7, (6, 7)), (14, (6, 6))]
+    assert [(start, tuple(scores.shape)) for start, scores in pieces] == [
+        (0, (6, 7)),
+        (7, (6, 7)),
+        (14, (6, 6)),
+    ]
     assert len(torch.cat([scores for _, scores in pieces], 1).unique()) == 120
 
 
 def test_attribution_is_both_ends_of_a_full_sort():
-    hits, (best, order) = Random().attribute(QUERIES, Noise(20), 5), Random().scores(QUERIES, Noise(20)).sort(1, descending=True)
+    hits, (best, order) = (
+        Random().attribute(QUERIES, Noise(20), 5),
+        Random().scores(QUERIES, Noise(20)).sort(1, descending=True),
+    )
     assert torch.equal(hits.indices, order[:, :5])
     assert torch.equal(hits.scores, best[:, :5])
     assert torch.equal(hits.least_indices, order.flip(1)[:, :5])
@@ -65,10 +74,13 @@ def test_fitting_looks_at_the_data_and_keeps_nothing(tmp_path: Path):
         (lambda: Random().fit(Noise(0)), "the data set is empty"),
         (lambda: Random().scores(QUERIES, Noise(0)), "the data set is empty"),
         (lambda: Random().scores(QUERIES[:0], Noise(4)), "there are no queries"),
-        (lambda: Random().scores(QUERIES[..., :4], Noise(4)), r"the queries have images of shape \(1, 8, 4\)"),
+        (
+            lambda: Random().scores(QUERIES[..., :4], Noise(4)),
+            r"the queries have images of shape \(1, 8, 4\)",
+        ),
         (lambda: Random().attribute(QUERIES, Noise(4), 5), "top_k must be from 1 to the 4 items"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(ask, message):
-    with pytest.raises(whence.WhenceError, match=message):
+    with pytest.raises(wherefrom.WherefromError, match=message):
         ask()

@@ -1,4 +1,6 @@
-"""Claims about the regularised kernel: both sides give the closed form, and each rule gives the lambda that it promises."""
+"""Claims about the regularised kernel: both sides give the closed form, and each rule gives the
+lambda that it promises.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import whence
-from whence.baselines.ridge import Regularisation, Ridge
+import wherefrom
+from wherefrom.baselines.ridge import Regularisation, Ridge
 
 CPU = torch.device("cpu")
 
@@ -33,13 +35,17 @@ def inverse(phi: Tensor, value: float) -> np.ndarray:
     return np.linalg.inv(x.T @ x + value * np.eye(x.shape[1]))
 
 
-@pytest.mark.parametrize("shape", [(50, 12), (12, 50), (20, 20)], ids=["more images", "more numbers", "as many"])
+@pytest.mark.parametrize(
+    "shape", [(50, 12), (12, 50), (20, 20)], ids=["more images", "more numbers", "as many"]
+)
 def test_scores_and_leverage_are_the_closed_form_on_either_side(shape: tuple[int, int]) -> None:
     phi, queries = features(*shape), features(3, shape[1])
     kernel = ridge(phi, Regularisation(absolute=0.3))
     x, middle = phi.double().numpy(), inverse(phi, 0.3)
     found = torch.cat([scores for _, scores in kernel.pieces(queries)], 1)
-    np.testing.assert_allclose(found.numpy(), queries.double().numpy() @ middle @ x.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        found.numpy(), queries.double().numpy() @ middle @ x.T, rtol=1e-4, atol=1e-5
+    )
     hat = np.diag(x @ middle @ x.T)
     np.testing.assert_allclose(kernel.leverage().numpy(), hat, rtol=1e-4, atol=1e-6)
     assert hat.min() >= 0
@@ -64,14 +70,14 @@ def test_the_effective_dimension_is_what_was_asked_for(shape: tuple[int, int]) -
 
 def test_lambdas_that_cannot_be_are_refused() -> None:
     for chosen in ({"relative": 0.0}, {"absolute": -1.0}, {"relative": float("nan")}):
-        with pytest.raises(whence.WhenceError, match=r"must be above 0"):
+        with pytest.raises(wherefrom.WherefromError, match=r"must be above 0"):
             Regularisation(**chosen)
-    with pytest.raises(whence.WhenceError, match="effective_dim is a share"):
+    with pytest.raises(wherefrom.WherefromError, match="effective_dim is a share"):
         Regularisation(effective=1.0)
-    with pytest.raises(whence.WhenceError, match="not both"):
+    with pytest.raises(wherefrom.WherefromError, match="not both"):
         Regularisation.chosen(0.1, 0.1, 0.1)
 
 
 def test_features_that_are_all_zero_are_refused() -> None:
-    with pytest.raises(whence.WhenceError, match="every feature is 0"):
+    with pytest.raises(wherefrom.WherefromError, match="every feature is 0"):
         ridge(torch.zeros(5, 3), Regularisation(relative=0.1))

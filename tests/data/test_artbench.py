@@ -1,4 +1,5 @@
-"""Claims about ArtBench-10: what the table says decides which images are read and how styles are numbered.
+"""Claims about ArtBench-10: what the table says decides which images are read and how styles are
+numbered.
 
 Tables and images are tiny imitations of the release.
 """
@@ -10,9 +11,9 @@ import pickle
 import pytest
 import torch
 
-from whence.data import artbench10
-from whence.data.decode import resize_tensor, to_bytes
-from whence.errors import WhenceError
+from wherefrom.data import artbench10
+from wherefrom.data.decode import resize_tensor, to_bytes
+from wherefrom.errors import WherefromError
 
 HEADER = "name,artist,url,is_public_domain,length,width,height,label,split,cifar_index\n"
 
@@ -25,7 +26,11 @@ def row(name: str, label: str, split: str) -> str:
 def release(tmp_path, write_image):
     """Two styles in training, one more in the test split; one image of the table is missing."""
     table = tmp_path / "metadata.csv"
-    rows = [("t.jpg", "ukiyo_e", "test"), ("a.png", "baroque", "train"), ("b.png", "ukiyo_e", "train")]
+    rows = [
+        ("t.jpg", "ukiyo_e", "test"),
+        ("a.png", "baroque", "train"),
+        ("b.png", "ukiyo_e", "train"),
+    ]
     rows += [("gone.png", "realism", "train"), ("c.png", "baroque", "train")]
     table.write_text(HEADER + "".join(row(*values) for values in rows))
     for seed, (name, label, split) in enumerate(rows):
@@ -83,20 +88,20 @@ def test_the_set_can_be_sent_to_a_worker(release):
 def test_a_table_without_a_needed_column_is_refused(release):
     images, table = release
     table.write_text("name,split\na.png,train\n")
-    with pytest.raises(WhenceError, match=r"metadata\.csv has no column 'label'"):
+    with pytest.raises(WherefromError, match=r"metadata\.csv has no column 'label'"):
         artbench10(images, table)
 
 
 def test_a_missing_table_is_named(release):
-    with pytest.raises(WhenceError, match="there is no metadata file"):
+    with pytest.raises(WherefromError, match="there is no metadata file"):
         artbench10(release[0], release[0] / "nowhere.csv")
 
 
 def test_a_split_that_the_table_does_not_have_is_refused(release):
-    with pytest.raises(WhenceError, match=r"no split 'valid', only \['test', 'train'\]"):
+    with pytest.raises(WherefromError, match=r"no split 'valid', only \['test', 'train'\]"):
         artbench10(*release, split="valid")
 
 
 def test_a_folder_with_none_of_the_images_is_refused(release, tmp_path):
-    with pytest.raises(WhenceError, match="none of the 4 images of the split 'train' lie below"):
+    with pytest.raises(WherefromError, match="none of the 4 images of the split 'train' lie below"):
         artbench10(tmp_path / "elsewhere", release[1])

@@ -1,4 +1,5 @@
-"""Claims about the decoded cache: the same items bit for bit, decoded once, and half a cache is never taken for one.
+"""Claims about the decoded cache: the same items bit for bit, decoded once, and half a cache is
+never taken for one.
 
 Each kind of lazily decoded set goes through it.
 """
@@ -14,9 +15,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from whence import store
-from whence.data import Images, artbench10, cached, coco, folder, huggingface
-from whence.errors import WhenceError
+from wherefrom.artefacts import files as store
+from wherefrom.data import Images, artbench10, cached, coco, folder, huggingface
+from wherefrom.errors import WherefromError
 
 
 @pytest.fixture
@@ -36,16 +37,24 @@ def make_artbench(pictures):
 def make_coco(pictures):
     notes = [{"id": i, "image_id": i // 2, "caption": str(i)} for i in range(4)]
     images = [{"id": 0, "file_name": "cat/b.jpg"}, {"id": 1, "file_name": "dog/c.png"}]
-    (pictures.parent / "captions.json").write_text(json.dumps({"images": images, "annotations": notes}))
-    save_file({"ids": torch.arange(4), "embeddings": torch.eye(4)}, pictures.parent / "text.safetensors")
-    return coco(pictures, pictures.parent / "captions.json", pictures.parent / "text.safetensors", size=6)
+    (pictures.parent / "captions.json").write_text(
+        json.dumps({"images": images, "annotations": notes})
+    )
+    save_file(
+        {"ids": torch.arange(4), "embeddings": torch.eye(4)}, pictures.parent / "text.safetensors"
+    )
+    return coco(
+        pictures, pictures.parent / "captions.json", pictures.parent / "text.safetensors", size=6
+    )
 
 
 def make_hub(pictures):
     import datasets
 
     images = [Image.fromarray(np.full((8, 8 + i, 3), 40 * i, dtype=np.uint8)) for i in range(3)]
-    return huggingface(datasets.Dataset.from_dict({"image": images, "label": [2, 1, 0]}), cond="label", size=6)
+    return huggingface(
+        datasets.Dataset.from_dict({"image": images, "label": [2, 1, 0]}), cond="label", size=6
+    )
 
 
 MAKERS = {
@@ -111,31 +120,35 @@ def test_a_cache_travels_to_a_worker_by_name(pictures, tmp_path):
 
 def test_a_cache_of_another_size_is_refused(pictures, tmp_path):
     cached(folder(pictures, size=6), tmp_path / "cache")
-    with pytest.raises(WhenceError, match=r"made from another data set \(size was 6 and is now 5\)"):
+    with pytest.raises(
+        WherefromError, match=r"made from another data set \(size was 6 and is now 5\)"
+    ):
         cached(folder(pictures, size=5), tmp_path / "cache")
 
 
 def test_a_cache_of_other_files_is_refused(pictures, tmp_path, write_image):
     cached(folder(pictures, size=6), tmp_path / "cache")
     write_image(pictures / "dog/d.png")
-    with pytest.raises(WhenceError, match=r"images was 3 and is now 4, files was"):
+    with pytest.raises(WherefromError, match=r"images was 3 and is now 4, files was"):
         cached(folder(pictures, size=6), tmp_path / "cache")
 
 
 def test_a_cache_of_a_file_that_was_replaced_is_refused(pictures, tmp_path, write_image):
     cached(folder(pictures, size=6), tmp_path / "cache")
     write_image(pictures / "dog/c.png", 50, 50)
-    with pytest.raises(WhenceError, match=r"\(files was"):
+    with pytest.raises(WherefromError, match=r"\(files was"):
         cached(folder(pictures, size=6), tmp_path / "cache")
 
 
 def test_a_cache_of_another_kind_of_set_is_refused(pictures, tmp_path):
     cached(make_hub(pictures), tmp_path / "cache")
-    with pytest.raises(WhenceError, match="kind was 'HubImages' and is now 'Folder'"):
+    with pytest.raises(WherefromError, match="kind was 'HubImages' and is now 'Folder'"):
         cached(folder(pictures, size=6), tmp_path / "cache")
 
 
-def test_a_run_that_stops_while_decoding_leaves_nothing_that_looks_finished(pictures, tmp_path, monkeypatch):
+def test_a_run_that_stops_while_decoding_leaves_nothing_that_looks_finished(
+    pictures, tmp_path, monkeypatch
+):
     dataset = folder(pictures, size=6)
     decode = dataset.decoded
 
@@ -171,23 +184,23 @@ def test_a_damaged_cache_is_refused(pictures, tmp_path):
     cached(dataset, tmp_path / "cache")
     pixels, index = tmp_path / "cache" / "pixels.bin", tmp_path / "cache" / "index.safetensors"
     pixels.write_bytes(pixels.read_bytes()[:-1])
-    with pytest.raises(WhenceError, match=r"pixels\.bin has \d+ bytes where its index says"):
+    with pytest.raises(WherefromError, match=r"pixels\.bin has \d+ bytes where its index says"):
         cached(dataset, tmp_path / "cache")
     pixels.unlink()
-    with pytest.raises(WhenceError, match=r"pixels\.bin has 0 bytes"):
+    with pytest.raises(WherefromError, match=r"pixels\.bin has 0 bytes"):
         cached(dataset, tmp_path / "cache")
     index.write_bytes(index.read_bytes()[:20])
-    with pytest.raises(WhenceError, match=r"index\.safetensors is truncated or damaged"):
+    with pytest.raises(WherefromError, match=r"index\.safetensors is truncated or damaged"):
         cached(dataset, tmp_path / "cache")
 
 
 def test_an_image_that_cannot_be_decoded_is_named_and_no_cache_is_left(pictures, tmp_path):
     (pictures / "cat/bad.png").write_text("not an image")
-    with pytest.raises(WhenceError, match=r"bad\.png cannot be decoded"):
+    with pytest.raises(WherefromError, match=r"bad\.png cannot be decoded"):
         cached(folder(pictures, size=6), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_set_that_lies_in_memory_needs_no_cache(tmp_path):
-    with pytest.raises(WhenceError, match="Images has nothing to decode"):
+    with pytest.raises(WherefromError, match="Images has nothing to decode"):
         cached(Images(torch.zeros(1, 3, 4, 4)), tmp_path / "cache")

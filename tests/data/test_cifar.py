@@ -1,4 +1,5 @@
-"""Claims about CIFAR-10: every form of it that is read gives the same items, and the pickled one is never opened.
+"""Claims about CIFAR-10: every form of it that is read gives the same items, and the pickled one is
+never opened.
 
 The releases are imitated with a few records in each file.
 """
@@ -12,10 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from whence.data import cifar10
-from whence.errors import WhenceError
+from wherefrom.data import cifar10
+from wherefrom.errors import WherefromError
 
-COUNTS = {f"data_batch_{number}": count for number, count in enumerate((2, 1, 3, 1, 1), 1)} | {"test_batch": 2}
+COUNTS = {f"data_batch_{number}": count for number, count in enumerate((2, 1, 3, 1, 1), 1)} | {
+    "test_batch": 2
+}
 
 
 @pytest.fixture
@@ -23,7 +26,10 @@ def splits():
     """Pixels [N, 3, 32, 32] and labels [N] of both splits."""
     random = np.random.default_rng(0)
     return {
-        split: (random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), random.integers(0, 10, count))
+        split: (
+            random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8),
+            random.integers(0, 10, count),
+        )
         for split, count in (("train", 8), ("test", 2))
     }
 
@@ -38,7 +44,9 @@ def binary(tmp_path, splits):
         split = "test" if name == "test_batch" else "train"
         pixels, labels = (part[start[split] : start[split] + count] for part in splits[split])
         start[split] += count
-        records = np.concatenate([labels[:, None].astype(np.uint8), pixels.reshape(count, -1)], axis=1)
+        records = np.concatenate(
+            [labels[:, None].astype(np.uint8), pixels.reshape(count, -1)], axis=1
+        )
         (folder / f"{name}.bin").write_bytes(records.tobytes())
     return folder
 
@@ -57,7 +65,9 @@ def hub_rows(splits, split, image="img"):
     pixels, labels = splits[split]
     return datasets.Dataset.from_dict(
         {image: [Image.fromarray(row) for row in pixels.transpose(0, 2, 3, 1)], "label": labels},
-        features=datasets.Features({image: datasets.Image(), "label": datasets.ClassLabel(num_classes=10)}),
+        features=datasets.Features(
+            {image: datasets.Image(), "label": datasets.ClassLabel(num_classes=10)}
+        ),
     )
 
 
@@ -96,53 +106,59 @@ def test_the_binary_release_travels_to_a_worker_by_name(binary, splits):
 def test_a_truncated_binary_file_is_named(binary):
     file = binary / "data_batch_3.bin"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(WhenceError, match=r"data_batch_3\.bin is truncated"):
+    with pytest.raises(WherefromError, match=r"data_batch_3\.bin is truncated"):
         cifar10(binary)
     file.write_bytes(b"")
-    with pytest.raises(WhenceError, match=r"data_batch_3\.bin is truncated"):
+    with pytest.raises(WherefromError, match=r"data_batch_3\.bin is truncated"):
         cifar10(binary)
 
 
 def test_a_missing_binary_file_is_named(binary):
     (binary / "data_batch_4.bin").unlink()
-    with pytest.raises(WhenceError, match=r"there is no file .*data_batch_4\.bin"):
+    with pytest.raises(WherefromError, match=r"there is no file .*data_batch_4\.bin"):
         cifar10(binary)
 
 
 def test_labels_above_nine_are_refused(binary):
     file = binary / "test_batch.bin"
     file.write_bytes(bytes([77]) + file.read_bytes()[1:])
-    with pytest.raises(WhenceError, match="to 77; CIFAR-10 has 0 to 9"):
+    with pytest.raises(WherefromError, match="to 77; CIFAR-10 has 0 to 9"):
         cifar10(binary, "test", labels=True)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_an_npz_file_gives_the_same_items(tmp_path, splits, split):
-    assert_same(cifar10(write_npz(tmp_path / "cifar10.npz", splits), split, labels=True), splits, split)
+    assert_same(
+        cifar10(write_npz(tmp_path / "cifar10.npz", splits), split, labels=True), splits, split
+    )
 
 
 def test_an_npz_file_of_pickled_arrays_is_not_opened(tmp_path, splits):
-    path = write_npz(tmp_path / "cifar10.npz", splits, train_images=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(WhenceError, match=r"cifar10\.npz cannot be read as CIFAR-10"):
+    path = write_npz(
+        tmp_path / "cifar10.npz", splits, train_images=np.array([{"a": 1}], dtype=object)
+    )
+    with pytest.raises(WherefromError, match=r"cifar10\.npz cannot be read as CIFAR-10"):
         cifar10(path)
 
 
 def test_an_npz_file_with_other_content_is_refused(tmp_path, splits):
     np.savez(tmp_path / "other.npz", images=np.zeros(3))
-    with pytest.raises(WhenceError, match="train_images"):
+    with pytest.raises(WherefromError, match="train_images"):
         cifar10(tmp_path / "other.npz")
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(WhenceError, match=r"broken\.npz cannot be read"):
+    with pytest.raises(WherefromError, match=r"broken\.npz cannot be read"):
         cifar10(tmp_path / "broken.npz")
     path = write_npz(tmp_path / "planes.npz", splits, train_images=splits["train"][0])
-    with pytest.raises(WhenceError, match=r"has images of uint8 \[8, 3, 32, 32\]"):
+    with pytest.raises(WherefromError, match=r"has images of uint8 \[8, 3, 32, 32\]"):
         cifar10(path)
 
 
 def test_a_saved_hugging_face_set_gives_the_same_items(tmp_path, splits):
     import datasets
 
-    both = datasets.DatasetDict({"train": hub_rows(splits, "train"), "test": hub_rows(splits, "test")})
+    both = datasets.DatasetDict(
+        {"train": hub_rows(splits, "train"), "test": hub_rows(splits, "test")}
+    )
     both.save_to_disk(tmp_path / "both")
     assert_same(cifar10(tmp_path / "both", "test", labels=True), splits, "test")
     hub_rows(splits, "train", "image").save_to_disk(tmp_path / "one")
@@ -155,7 +171,9 @@ def test_a_folder_of_parquet_files_gives_the_same_items(tmp_path, splits, below,
     rows = hub_rows(splits, "train")
     (tmp_path / below).mkdir()
     for shard in range(2):
-        rows.shard(2, shard, contiguous=True).to_parquet(tmp_path / below / f"train-0000{shard}-of-00002.parquet")
+        rows.shard(2, shard, contiguous=True).to_parquet(
+            tmp_path / below / f"train-0000{shard}-of-00002.parquet"
+        )
     assert_same(cifar10(tmp_path, "train", labels=True), splits, "train")
 
 
@@ -164,9 +182,9 @@ def test_a_hugging_face_set_of_other_images_is_refused(tmp_path):
 
     small = Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8))
     datasets.Dataset.from_dict({"img": [small]}).save_to_disk(tmp_path / "small")
-    with pytest.raises(WhenceError, match=r"row 0 of .*small has shape \[3, 8, 8\]"):
+    with pytest.raises(WherefromError, match=r"row 0 of .*small has shape \[3, 8, 8\]"):
         cifar10(tmp_path / "small")
-    with pytest.raises(WhenceError, match="no column 'label'"):
+    with pytest.raises(WherefromError, match="no column 'label'"):
         cifar10(tmp_path / "small", labels=True)
 
 
@@ -175,20 +193,22 @@ def test_the_pickled_release_is_refused_unopened(tmp_path):
     folder.mkdir()
     (folder / "data_batch_1").write_bytes(b"cos\nsystem\n")
     for path in (tmp_path, folder, folder / "data_batch_1"):
-        with pytest.raises(WhenceError, match="never unpickles: get the binary version"):
+        with pytest.raises(WherefromError, match="never unpickles: get the binary version"):
             cifar10(path)
 
 
 def test_a_place_without_cifar_says_which_forms_are_read(tmp_path):
-    with pytest.raises(WhenceError, match="holds no CIFAR-10 train split: give the folder cifar-10-batches-bin"):
+    with pytest.raises(
+        WherefromError, match="holds no CIFAR-10 train split: give the folder cifar-10-batches-bin"
+    ):
         cifar10(tmp_path)
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"")
-    with pytest.raises(WhenceError, match=r"tar\.gz holds no CIFAR-10 train split"):
+    with pytest.raises(WherefromError, match=r"tar\.gz holds no CIFAR-10 train split"):
         cifar10(tmp_path / "cifar-10-binary.tar.gz")
-    with pytest.raises(WhenceError, match="there is no file or folder"):
+    with pytest.raises(WherefromError, match="there is no file or folder"):
         cifar10(tmp_path / "nowhere")
 
 
 def test_a_split_that_does_not_exist_is_refused(binary):
-    with pytest.raises(WhenceError, match="no split 'valid', only"):
+    with pytest.raises(WherefromError, match="no split 'valid', only"):
         cifar10(binary, "valid")

@@ -1,4 +1,5 @@
-"""Claims about COCO: which caption an item carries, and what is said when a caption or an embedding is missing.
+"""Claims about COCO: which caption an item carries, and what is said when a caption or an embedding
+is missing.
 
 Annotations are interleaved between images, as in the real files.
 """
@@ -14,9 +15,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
-from whence.data import coco
-from whence.data.decode import to_bytes
-from whence.errors import WhenceError
+from wherefrom.data import coco
+from wherefrom.data.decode import to_bytes
+from wherefrom.errors import WherefromError
 
 IMAGES = [{"id": 7, "file_name": "b.jpg"}, {"id": 3, "file_name": "a.jpg"}]
 NOTES = [
@@ -97,55 +98,59 @@ def test_the_set_can_be_sent_to_a_worker_after_it_was_read(release):
 
 def test_an_image_without_a_caption_is_named(release):
     write_release(release[0].parent, notes=NOTES[:1])
-    with pytest.raises(WhenceError, match=r"the image b\.jpg has no caption"):
+    with pytest.raises(WherefromError, match=r"the image b\.jpg has no caption"):
         coco(*release)
 
 
 def test_an_annotation_without_an_embedding_is_named(release):
     write_release(release[0].parent, ids=torch.tensor([10, 20, 41, 50]))
-    with pytest.raises(WhenceError, match="annotation 40 has no embedding"):
+    with pytest.raises(WherefromError, match="annotation 40 has no embedding"):
         coco(*release)
 
 
 def test_an_annotation_of_an_unlisted_image_is_named(release):
     write_release(release[0].parent, images=IMAGES[1:])
-    with pytest.raises(WhenceError, match=r"annotation 10 of .* is of image 7, which the file does not list"):
+    with pytest.raises(
+        WherefromError, match=r"annotation 10 of .* is of image 7, which the file does not list"
+    ):
         coco(*release)
 
 
 def test_an_image_listed_twice_is_refused(release):
     write_release(release[0].parent, images=[*IMAGES, IMAGES[0]])
-    with pytest.raises(WhenceError, match="lists an image id twice"):
+    with pytest.raises(WherefromError, match="lists an image id twice"):
         coco(*release)
 
 
-@pytest.mark.parametrize("content", ["not json", "[]", '{"images": [{"id": 1}], "annotations": []}'])
+@pytest.mark.parametrize(
+    "content", ["not json", "[]", '{"images": [{"id": 1}], "annotations": []}']
+)
 def test_a_file_that_is_no_caption_file_is_refused(release, content):
     release[1].write_text(content)
-    with pytest.raises(WhenceError, match=r"captions\.json is not a COCO caption file"):
+    with pytest.raises(WherefromError, match=r"captions\.json is not a COCO caption file"):
         coco(*release)
 
 
 def test_a_file_that_holds_no_embeddings_is_refused(release):
     save_file({"vectors": VECTORS}, release[2])
-    with pytest.raises(WhenceError, match="with the tensors ids"):
+    with pytest.raises(WherefromError, match="with the tensors ids"):
         coco(*release)
     save_file({"ids": IDS[:2], "embeddings": VECTORS}, release[2])
-    with pytest.raises(WhenceError, match=r"has ids \[2\] and embeddings \[4, 6\]"):
+    with pytest.raises(WherefromError, match=r"has ids \[2\] and embeddings \[4, 6\]"):
         coco(*release)
     release[2].write_bytes(b"not safetensors")
-    with pytest.raises(WhenceError, match=r"text\.safetensors cannot be read"):
+    with pytest.raises(WherefromError, match=r"text\.safetensors cannot be read"):
         coco(*release)
 
 
 def test_missing_files_are_named(release):
     images, captions, embeddings = release
-    with pytest.raises(WhenceError, match="there is no folder"):
+    with pytest.raises(WherefromError, match="there is no folder"):
         coco(images / "nowhere", captions, embeddings)
-    with pytest.raises(WhenceError, match="there is no file of captions"):
+    with pytest.raises(WherefromError, match="there is no file of captions"):
         coco(images, images / "nowhere.json", embeddings)
-    with pytest.raises(WhenceError, match="there is no file of text embeddings"):
+    with pytest.raises(WherefromError, match="there is no file of text embeddings"):
         coco(images, captions, images / "nowhere.safetensors")
     (images / "a.jpg").unlink()
-    with pytest.raises(WhenceError, match=r"there is no file .*a\.jpg"):
+    with pytest.raises(WherefromError, match=r"there is no file .*a\.jpg"):
         coco(*release)[1]

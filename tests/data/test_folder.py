@@ -1,6 +1,7 @@
 """Claims about folders of images, and about the two views that all lazily decoded sets share.
 
-The fixed view is a centre crop; the training view is a random crop that depends on the generator alone.
+The fixed view is a centre crop; the training view is a random crop that depends on the generator
+alone.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from whence.data import folder
-from whence.data.items import Drawable
-from whence.errors import WhenceError
+from wherefrom.data import folder
+from wherefrom.data.items import Drawable
+from wherefrom.errors import WherefromError
 
 
 def as_x(image: Image.Image) -> torch.Tensor:
@@ -26,7 +27,16 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def test_every_image_is_found_in_the_order_of_its_path(tmp_path, write_image):
-    names = ["b/one.PNG", "a/two.jpg", "three.bmp", "b/deep/four.webp", "five.TIFF", "six.gif", "seven.jpeg", "e.tif"]
+    names = [
+        "b/one.PNG",
+        "a/two.jpg",
+        "three.bmp",
+        "b/deep/four.webp",
+        "five.TIFF",
+        "six.gif",
+        "seven.jpeg",
+        "e.tif",
+    ]
     for name in names:
         write_image(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not an image")
@@ -72,7 +82,9 @@ def test_the_fixed_view_is_the_centre_of_the_resized_image(tmp_path, write_image
     assert torch.equal(folder(tmp_path, size=4)[0], expected)
 
 
-def test_the_training_view_is_some_window_of_the_resized_image_and_every_window_comes_up(tmp_path, write_image):
+def test_the_training_view_is_some_window_of_the_resized_image_and_every_window_comes_up(
+    tmp_path, write_image
+):
     image = write_image(tmp_path / "a.png", 14, 8)
     whole = as_x(image.resize((7, 4), Image.Resampling.BILINEAR))
     windows = [whole[:, :, left : left + 4] for left in range(4)]
@@ -119,29 +131,29 @@ def test_classes_are_the_first_level_folders_in_order(tmp_path, write_image):
 def test_an_image_outside_every_class_is_named(tmp_path, write_image):
     write_image(tmp_path / "cat/a.png")
     write_image(tmp_path / "stray.png")
-    with pytest.raises(WhenceError, match=r"stray\.png lies in no subfolder"):
+    with pytest.raises(WherefromError, match=r"stray\.png lies in no subfolder"):
         folder(tmp_path, labels=True)
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(WhenceError, match="holds no images"):
+    with pytest.raises(WherefromError, match="holds no images"):
         folder(tmp_path)
-    with pytest.raises(WhenceError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(WherefromError, match=r"there is no folder .*nowhere"):
         folder(tmp_path / "nowhere")
 
 
 def test_a_file_that_is_no_image_is_named_when_it_is_read(tmp_path):
     (tmp_path / "fake.png").write_text("not an image")
     dataset = folder(tmp_path)
-    with pytest.raises(WhenceError, match=r"fake\.png cannot be decoded"):
+    with pytest.raises(WherefromError, match=r"fake\.png cannot be decoded"):
         dataset[0]
 
 
 def test_sizes_and_channels_that_no_image_has_are_refused(tmp_path, write_image):
     write_image(tmp_path / "a.png")
-    with pytest.raises(WhenceError, match="channels is 4"):
+    with pytest.raises(WherefromError, match="channels is 4"):
         folder(tmp_path, channels=4)
-    with pytest.raises(WhenceError, match="size is 0"):
+    with pytest.raises(WherefromError, match="size is 0"):
         folder(tmp_path, size=0)
 
 

@@ -1,4 +1,5 @@
-"""Claims about Hugging Face data sets: which column is read, what a condition becomes, and what a lost network says.
+"""Claims about Hugging Face data sets: which column is read, what a condition becomes, and what a
+lost network says.
 
 Nothing here reaches the hub.
 """
@@ -12,13 +13,16 @@ import pytest
 import torch
 from PIL import Image
 
-from whence.data import huggingface
-from whence.errors import WhenceError
+from wherefrom.data import huggingface
+from wherefrom.errors import WherefromError
 
 
 def pictures(count=2, width=10, height=6):
     random = np.random.default_rng(0)
-    return [Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)) for _ in range(count)]
+    return [
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        for _ in range(count)
+    ]
 
 
 def rows(**columns):
@@ -44,7 +48,9 @@ def test_the_column_of_images_is_found_by_its_name_when_it_has_no_type(tmp_path)
     import datasets
 
     pictures()[0].save(tmp_path / "a.png")
-    dataset = huggingface(datasets.Dataset.from_dict({"text": ["a"], "image": [str(tmp_path / "a.png")]}))
+    dataset = huggingface(
+        datasets.Dataset.from_dict({"text": ["a"], "image": [str(tmp_path / "a.png")]})
+    )
     assert torch.equal(dataset[0], as_x(pictures()[0]))
 
 
@@ -53,7 +59,9 @@ def test_among_several_columns_of_images_the_usual_name_is_taken_or_one_must_be_
 
     assert huggingface(rows(mask=pictures())).image == "img"
     two = datasets.Dataset.from_dict({"left": pictures(), "right": pictures()})
-    with pytest.raises(WhenceError, match=r"several columns of images among \['left', 'right'\]"):
+    with pytest.raises(
+        WherefromError, match=r"several columns of images among \['left', 'right'\]"
+    ):
         huggingface(two)
     assert huggingface(two, image="right").image == "right"
 
@@ -61,13 +69,13 @@ def test_among_several_columns_of_images_the_usual_name_is_taken_or_one_must_be_
 def test_columns_that_are_not_there_are_named():
     import datasets
 
-    with pytest.raises(WhenceError, match=r"no column 'photo' for image, only \['img'\]"):
+    with pytest.raises(WherefromError, match=r"no column 'photo' for image, only \['img'\]"):
         huggingface(rows(), image="photo")
-    with pytest.raises(WhenceError, match="no column 'label' for cond"):
+    with pytest.raises(WherefromError, match="no column 'label' for cond"):
         huggingface(rows(), cond="label")
-    with pytest.raises(WhenceError, match="no column of images among"):
+    with pytest.raises(WherefromError, match="no column of images among"):
         huggingface(datasets.Dataset.from_dict({"text": ["a"]}))
-    with pytest.raises(WhenceError, match="the column 'number' holds no images"):
+    with pytest.raises(WherefromError, match="the column 'number' holds no images"):
         huggingface(rows(number=[1, 2]), image="number")
 
 
@@ -84,13 +92,15 @@ def test_a_class_becomes_an_int64_label_and_a_list_a_float_vector():
 
 
 def test_a_condition_that_is_no_number_is_refused_by_its_row():
-    with pytest.raises(WhenceError, match="row 1 of the column 'text' holds 'b'"):
+    with pytest.raises(WherefromError, match="row 1 of the column 'text' holds 'b'"):
         huggingface(rows(text=["a", "b"]), cond="text")[1]
 
 
 def test_images_are_resized_cropped_and_drawn_like_those_of_a_folder():
     dataset = huggingface(rows(), size=3, channels=1)
-    whole = as_x(pictures()[0].convert("L").resize((5, 3), Image.Resampling.BILINEAR).convert("RGB"))[:1]
+    whole = as_x(
+        pictures()[0].convert("L").resize((5, 3), Image.Resampling.BILINEAR).convert("RGB")
+    )[:1]
     assert torch.equal(dataset[0], whole[:, :, 1:4])
     windows = [whole[:, :, left : left + 3] for left in range(3)]
     x = dataset.draw(0, torch.Generator().manual_seed(0))
@@ -116,23 +126,27 @@ def test_a_split_is_taken_out_of_several(tmp_path):
     both.save_to_disk(tmp_path / "saved")
     for source in (both, tmp_path / "saved"):
         assert len(huggingface(source, split="test")) == 1
-        with pytest.raises(WhenceError, match=r"no split 'valid', only \['train', 'test'\]"):
+        with pytest.raises(WherefromError, match=r"no split 'valid', only \['train', 'test'\]"):
             huggingface(source, split="valid")
 
 
 def test_a_saved_split_is_not_taken_for_another(tmp_path):
     import datasets
 
-    datasets.Dataset.from_dict({"img": pictures()}, split=datasets.Split.TEST).save_to_disk(tmp_path / "saved")
+    datasets.Dataset.from_dict({"img": pictures()}, split=datasets.Split.TEST).save_to_disk(
+        tmp_path / "saved"
+    )
     assert len(huggingface(tmp_path / "saved", split="test")) == 2
-    with pytest.raises(WhenceError, match="holds only the split 'test': ask for that, not for 'train'"):
+    with pytest.raises(
+        WherefromError, match="holds only the split 'test': ask for that, not for 'train'"
+    ):
         huggingface(tmp_path / "saved")
 
 
 def test_a_damaged_folder_is_named(tmp_path):
     rows().save_to_disk(tmp_path / "saved")
     (tmp_path / "saved" / "state.json").write_text("{")
-    with pytest.raises(WhenceError, match="saved is truncated or damaged"):
+    with pytest.raises(WherefromError, match="saved is truncated or damaged"):
         huggingface(tmp_path / "saved")
 
 
@@ -140,16 +154,20 @@ def test_a_row_without_a_picture_is_named():
     import datasets
 
     features = datasets.Features({"image": datasets.Image()})
-    damaged = datasets.Dataset.from_dict({"image": [{"bytes": b"no", "path": None}, None]}, features=features)
-    with pytest.raises(WhenceError, match="row 0 of the column 'image' cannot be decoded"):
+    damaged = datasets.Dataset.from_dict(
+        {"image": [{"bytes": b"no", "path": None}, None]}, features=features
+    )
+    with pytest.raises(WherefromError, match="row 0 of the column 'image' cannot be decoded"):
         huggingface(damaged)[0]
-    with pytest.raises(WhenceError, match="row 1 of the column 'image' holds no image"):
+    with pytest.raises(WherefromError, match="row 1 of the column 'image' holds no image"):
         huggingface(damaged)[1]
 
 
 def test_when_the_hub_is_out_of_reach_both_ways_out_are_named(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(WhenceError, match="check the network, or give a local folder made with save_to_disk"):
+    with pytest.raises(
+        WherefromError, match="check the network, or give a local folder made with save_to_disk"
+    ):
         huggingface("someone/something")
 
 
@@ -160,10 +178,13 @@ def test_a_name_that_the_hub_does_not_know_is_reported(monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError(f"Dataset '{name}' doesn't exist on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unknown)
-    with pytest.raises(WhenceError, match="the split 'train' of 'a/b' cannot be loaded: Dataset 'a/b' doesn't exist"):
+    with pytest.raises(
+        WherefromError,
+        match="the split 'train' of 'a/b' cannot be loaded: Dataset 'a/b' doesn't exist",
+    ):
         huggingface("a/b")
 
 
 def test_another_kind_of_object_is_refused():
-    with pytest.raises(WhenceError, match=r"the data set is list; give a datasets\.Dataset"):
+    with pytest.raises(WherefromError, match=r"the data set is list; give a datasets\.Dataset"):
         huggingface([1, 2])

@@ -1,4 +1,5 @@
-"""Claims about the data set of one array, `Images`, and about the digits that come with scikit-learn.
+"""Claims about the data set of one array, `Images`, and about the digits that come with
+scikit-learn.
 
 An item must be the same whether its pixels lie in a tensor, an array or a file.
 """
@@ -12,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from whence.data import Images, digits
-from whence.data.items import read, several
-from whence.errors import WhenceError
+from wherefrom.data import Images, digits
+from wherefrom.data.items import read, several
+from wherefrom.errors import WherefromError
 
 PIXELS = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5) * 2
 
@@ -57,7 +58,9 @@ def test_several_items_at_once_are_what_they_are_one_by_one(tmp_path, labels):
     for source in (pixels, torch.from_numpy(pixels), mapped, OneByOne(pixels), floats):
         images = Images(source, labels)
         for dataset in (images, Subset(images, range(12))):
-            for mine, alone in zip(several(dataset, [7, 0, 7, 11]), (dataset[i] for i in (7, 0, 7, 11)), strict=True):
+            for mine, alone in zip(
+                several(dataset, [7, 0, 7, 11]), (dataset[i] for i in (7, 0, 7, 11)), strict=True
+            ):
                 assert all(torch.equal(a, b) for a, b in zip(mine, alone, strict=True))
 
 
@@ -65,7 +68,7 @@ def test_huge_numbers_are_finite_and_infinity_is_named():
     huge = torch.full((3, 1, 2, 2), 3e38)  # whose sum is not
     assert torch.equal(read(huge, [0, 1, 2], (1, 2, 2))[0], huge)
     huge[1, 0, 0, 0] = -torch.inf
-    with pytest.raises(WhenceError, match="item 1 of the data set holds NaN or infinity"):
+    with pytest.raises(WherefromError, match="item 1 of the data set holds NaN or infinity"):
         read(huge, [0, 1, 2], (1, 2, 2))
 
 
@@ -88,24 +91,26 @@ def test_an_iteration_ends_after_the_last_image():
 
 
 def test_a_condition_for_another_number_of_images_is_refused():
-    with pytest.raises(WhenceError, match=r"cond has shape \(3,\) for 2 images"):
+    with pytest.raises(WherefromError, match=r"cond has shape \(3,\) for 2 images"):
         Images(PIXELS, torch.zeros(3))
 
 
 def test_pixels_that_are_neither_bytes_nor_floats_are_refused():
-    with pytest.raises(WhenceError, match="pixels holds int64"):
+    with pytest.raises(WherefromError, match="pixels holds int64"):
         Images(PIXELS.astype(np.int64))
-    with pytest.raises(WhenceError, match=r"pixels holds torch.bool"):
+    with pytest.raises(WherefromError, match=r"pixels holds torch.bool"):
         Images(torch.zeros(1, 1, 2, 2, dtype=torch.bool))
 
 
 def test_pixels_of_another_rank_are_refused():
-    with pytest.raises(WhenceError, match=r"shape \(3, 4, 5\); it must be \[N, C, H, W\]"):
+    with pytest.raises(WherefromError, match=r"shape \(3, 4, 5\); it must be \[N, C, H, W\]"):
         Images(PIXELS[0])
 
 
 def test_a_mapped_file_travels_to_a_worker_by_name(tmp_path):
-    pixels = np.lib.format.open_memmap(tmp_path / "pixels.npy", mode="w+", dtype=np.uint8, shape=(100, 3, 8, 8))
+    pixels = np.lib.format.open_memmap(
+        tmp_path / "pixels.npy", mode="w+", dtype=np.uint8, shape=(100, 3, 8, 8)
+    )
     pixels[:] = 3
     pixels[99] = 200
     sent = pickle.dumps(Images(pixels, torch.arange(100)))

@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-import whence
+import wherefrom
 from helpers import PROCESSES, small_dit, stirred
 
 
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(3 * width, width))
+        self.attention = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+        )
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.Linear(4 * width, width))
 
 
@@ -58,17 +60,25 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.gain = nn.Linear(64, 8), self.Scaled(8, 64), nn.Parameter(torch.ones(3))
+        self.one, self.two, self.gain = (
+            nn.Linear(64, 8),
+            self.Scaled(8, 64),
+            nn.Parameter(torch.ones(3)),
+        )
         self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(8)
 
-    def forward(self, *, sample: torch.Tensor, t: torch.Tensor, label: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, *, sample: torch.Tensor, t: torch.Tensor, label: torch.Tensor | None = None
+    ) -> torch.Tensor:
         hidden = self.drop(self.norm(self.one(sample.flatten(1)))) + torch.rand(8) * 0 + t[:, None]
-        return self.two(hidden).reshape(sample.shape) + (0 if label is None else label[:, None, None, None])
+        return self.two(hidden).reshape(sample.shape) + (
+            0 if label is None else label[:, None, None, None]
+        )
 
 
 def test_the_output_is_that_of_the_network_in_evaluation_mode(process):
     network = stirred(small_dit(process=process)).train()
-    denoiser = whence.Denoiser(network, process)
+    denoiser = wherefrom.Denoiser(network, process)
     x, sigma = torch.randn(3, 1, 8, 8), process.grid(7)[3]
     expected = network.eval()(x, sigma.expand(3))
     network.train()
@@ -77,7 +87,11 @@ def test_the_output_is_that_of_the_network_in_evaluation_mode(process):
 
 
 def test_any_signature_is_adapted_by_call():
-    denoiser = whence.Denoiser(Plain(), whence.EDM(), call=lambda net, x, sigma, cond: net(sample=x, t=sigma, label=cond))
+    denoiser = wherefrom.Denoiser(
+        Plain(),
+        wherefrom.EDM(),
+        call=lambda net, x, sigma, cond: net(sample=x, t=sigma, label=cond),
+    )
     x = torch.randn(2, 1, 8, 8)
     assert denoiser(x, 1.0).shape == x.shape
     moved = denoiser(x, 1.0, torch.tensor([1.0, 2.0])) - denoiser(x, 1.0)
@@ -116,21 +130,21 @@ def test_mode_flags_hooks_weights_and_random_state_are_afterwards_what_they_were
             raise RuntimeError("in the middle")
         return net(sample=x, t=sigma)
 
-    denoiser, before = whence.Denoiser(network, whence.EDM(), call=call), snapshot(network)
+    denoiser, before = wherefrom.Denoiser(network, wherefrom.EDM(), call=call), snapshot(network)
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     if fails:
         with pytest.raises(RuntimeError, match="in the middle"):
             denoiser(x, 1.0)
     else:
         denoiser(x, 1.0)
-        whence.sample(denoiser, x, steps=2)
+        wherefrom.sample(denoiser, x, steps=2)
     assert same(before, snapshot(network))
 
 
 def test_gradients_reach_the_input_but_no_parameter():
     network = stirred(small_dit())
     x = torch.randn(2, 1, 8, 8, requires_grad=True)
-    whence.Denoiser(network, whence.EDM())(x, 1.0).sum().backward()
+    wherefrom.Denoiser(network, wherefrom.EDM())(x, 1.0).sum().backward()
     assert x.grad is not None
     assert x.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in network.parameters())
@@ -138,7 +152,7 @@ def test_gradients_reach_the_input_but_no_parameter():
 
 def test_the_blocks_of_transformers_and_unets_are_found():
     def blocks(network: nn.Module) -> tuple[str, ...]:
-        return whence.Denoiser(network, whence.EDM()).blocks
+        return wherefrom.Denoiser(network, wherefrom.EDM()).blocks
 
     assert blocks(small_dit()) == ("blocks.0", "blocks.1")
     assert blocks(small_dit(depth=1)) == ("blocks.0",)
@@ -152,26 +166,39 @@ def test_blocks_are_found_inside_a_wrapper():
             super().__init__()
             self.model = small_dit()
 
-    assert whence.Denoiser(Wrapper(), whence.EDM()).blocks == ("model.blocks.0", "model.blocks.1")
+    assert wherefrom.Denoiser(Wrapper(), wherefrom.EDM()).blocks == (
+        "model.blocks.0",
+        "model.blocks.1",
+    )
 
 
 def test_every_linear_and_convolution_is_tracked_subclasses_too():
-    assert whence.Denoiser(Plain(), whence.EDM()).layers == ("one", "two")
-    layers = whence.Denoiser(small_dit(), whence.EDM()).layers
-    assert {"patchify", "unpatchify", "last", "blocks.0.mlp.0", "blocks.1.attention.qkv"} <= set(layers)
+    assert wherefrom.Denoiser(Plain(), wherefrom.EDM()).layers == ("one", "two")
+    layers = wherefrom.Denoiser(small_dit(), wherefrom.EDM()).layers
+    assert {"patchify", "unpatchify", "last", "blocks.0.mlp.0", "blocks.1.attention.qkv"} <= set(
+        layers
+    )
 
 
 def test_coverage_says_the_share_and_what_is_left_out():
-    share, left_out = whence.Denoiser(Plain(), whence.EDM()).coverage()
+    share, left_out = wherefrom.Denoiser(Plain(), wherefrom.EDM()).coverage()
     assert left_out == {"gain": 3, "norm.weight": 8, "norm.bias": 8}
     assert share == pytest.approx(1 - 19 / (64 * 8 + 8 + 8 * 64 + 64 + 19))
-    assert "gain (3)" in str(whence.Denoiser(Plain(), whence.EDM()).coverage())
+    assert "gain (3)" in str(wherefrom.Denoiser(Plain(), wherefrom.EDM()).coverage())
 
 
 def test_names_and_patterns_choose_layers_and_blocks():
-    denoiser = whence.Denoiser(small_dit(), whence.EDM(), blocks=["blocks.1"], layers=["blocks.*.mlp.*", "patchify"])
+    denoiser = wherefrom.Denoiser(
+        small_dit(), wherefrom.EDM(), blocks=["blocks.1"], layers=["blocks.*.mlp.*", "patchify"]
+    )
     assert denoiser.blocks == ("blocks.1",)
-    assert denoiser.layers == ("patchify", "blocks.0.mlp.0", "blocks.0.mlp.3", "blocks.1.mlp.0", "blocks.1.mlp.3")
+    assert denoiser.layers == (
+        "patchify",
+        "blocks.0.mlp.0",
+        "blocks.0.mlp.3",
+        "blocks.1.mlp.0",
+        "blocks.1.mlp.3",
+    )
     assert denoiser.coverage().share < 0.8
 
 
@@ -186,30 +213,32 @@ def test_names_and_patterns_choose_layers_and_blocks():
     ],
 )
 def test_a_name_that_means_nothing_is_refused(arguments, words):
-    with pytest.raises(whence.WhenceError, match=words):
-        whence.Denoiser(small_dit(), whence.EDM(), **arguments)
+    with pytest.raises(wherefrom.WherefromError, match=words):
+        wherefrom.Denoiser(small_dit(), wherefrom.EDM(), **arguments)
 
 
 def test_a_network_without_blocks_or_layers_says_so_when_they_are_needed():
-    denoiser = whence.Denoiser(nn.Identity(), whence.EDM())
-    with pytest.raises(whence.WhenceError, match="no linear layer"):
+    denoiser = wherefrom.Denoiser(nn.Identity(), wherefrom.EDM())
+    with pytest.raises(wherefrom.WherefromError, match="no linear layer"):
         _ = denoiser.layers
-    with pytest.raises(whence.WhenceError, match="blocks="):
+    with pytest.raises(wherefrom.WherefromError, match="blocks="):
         _ = denoiser.blocks
 
 
 def test_what_is_no_network_or_no_process_is_refused():
-    with pytest.raises(whence.WhenceError, match=r"torch\.nn\.Module"):
-        whence.Denoiser(lambda x: x, whence.EDM())  # type: ignore[arg-type]
-    with pytest.raises(whence.WhenceError, match="no process"):
-        whence.Denoiser(nn.Identity(), "edm")  # type: ignore[arg-type]
+    with pytest.raises(wherefrom.WherefromError, match=r"torch\.nn\.Module"):
+        wherefrom.Denoiser(lambda x: x, wherefrom.EDM())  # type: ignore[arg-type]
+    with pytest.raises(wherefrom.WherefromError, match="no process"):
+        wherefrom.Denoiser(nn.Identity(), "edm")  # type: ignore[arg-type]
 
 
 def test_wrong_sigmas_and_wrong_outputs_are_refused():
-    denoiser = whence.Denoiser(small_dit(), PROCESSES["edm"])
-    with pytest.raises(whence.WhenceError, match="outside the range"):
+    denoiser = wherefrom.Denoiser(small_dit(), PROCESSES["edm"])
+    with pytest.raises(wherefrom.WherefromError, match="outside the range"):
         denoiser(torch.randn(2, 1, 8, 8), 100.0)
-    with pytest.raises(whence.WhenceError, match="3 images and 2 sigmas"):
+    with pytest.raises(wherefrom.WherefromError, match="3 images and 2 sigmas"):
         denoiser(torch.randn(3, 1, 8, 8), torch.ones(2))
-    with pytest.raises(whence.WhenceError, match="call="):
-        whence.Denoiser(nn.Flatten(), whence.EDM(), call=lambda net, x, s, c: net(x))(torch.randn(2, 1, 8, 8), 1.0)
+    with pytest.raises(wherefrom.WherefromError, match="call="):
+        wherefrom.Denoiser(nn.Flatten(), wherefrom.EDM(), call=lambda net, x, s, c: net(x))(
+            torch.randn(2, 1, 8, 8), 1.0
+        )

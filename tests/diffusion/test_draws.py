@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-import whence
+import wherefrom
 
 
 def test_draws_are_the_sampler_s_grid_with_one_noise_image_each(process):
-    draws = whence.Draws(process, (3, 4, 4), count=6, seed=0)
+    draws = wherefrom.Draws(process, (3, 4, 4), count=6, seed=0)
     assert len(draws) == len(list(draws)) == 6
     assert torch.equal(torch.stack([draw.sigma for draw in draws]), process.grid(6))
     assert all(draw.noise.shape == (3, 4, 4) and draw.sigma.shape == () for draw in draws)
@@ -19,38 +19,44 @@ def test_draws_are_the_sampler_s_grid_with_one_noise_image_each(process):
 
 
 def test_the_same_seed_gives_the_same_noise_whatever_the_random_state_or_the_count():
-    first = whence.Draws(whence.EDM(), (1, 8, 8), count=4, seed=5)
+    first = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=4, seed=5)
     state = torch.get_rng_state()
     torch.manual_seed(99)
-    second = whence.Draws(whence.EDM(), (1, 8, 8), count=8, seed=5)
+    second = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=8, seed=5)
     torch.set_rng_state(state)
     assert torch.equal(first.noises, second.noises[:4])
-    assert not torch.equal(first.noises, whence.Draws(whence.EDM(), (1, 8, 8), count=4, seed=6).noises)
+    assert not torch.equal(
+        first.noises, wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=4, seed=6).noises
+    )
 
 
 def test_making_draws_leaves_the_random_state_alone():
     state = torch.get_rng_state()
-    whence.Draws(whence.EDM(), (1, 8, 8))
+    wherefrom.Draws(wherefrom.EDM(), (1, 8, 8))
     assert torch.equal(state, torch.get_rng_state())
 
 
 def test_the_numbers_are_these_on_every_machine():
-    draw = whence.Draws(whence.EDM(), (1, 2, 2), count=32, seed=0)[0]
-    assert draw.noise.flatten().tolist() == pytest.approx([1.54099607, -0.29342890, -2.17878938, 0.56843126])
+    draw = wherefrom.Draws(wherefrom.EDM(), (1, 2, 2), count=32, seed=0)[0]
+    assert draw.noise.flatten().tolist() == pytest.approx(
+        [1.54099607, -0.29342890, -2.17878938, 0.56843126]
+    )
 
 
 def test_noise_is_standard_normal_and_differs_between_draws():
-    noises = whence.Draws(whence.EDM(), (3, 32, 32), count=32).noises
+    noises = wherefrom.Draws(wherefrom.EDM(), (3, 32, 32), count=32).noises
     assert (noises.mean().item(), noises.std().item()) == pytest.approx((0, 1), abs=0.01)
     assert (torch.corrcoef(noises.flatten(1)) - torch.eye(32)).abs().max() < 0.1
 
 
 def test_a_single_draw_sits_in_the_middle_of_the_grid():
-    assert float(whence.Draws(whence.EDM(), (1, 2, 2), count=1)[0].sigma) == pytest.approx(2.52, abs=0.01)
+    assert float(wherefrom.Draws(wherefrom.EDM(), (1, 2, 2), count=1)[0].sigma) == pytest.approx(
+        2.52, abs=0.01
+    )
 
 
 def test_draws_of_no_shape_or_no_count_are_refused():
-    with pytest.raises(whence.WhenceError, match="at least one"):
-        whence.Draws(whence.EDM(), (1, 2, 2), count=0)
-    with pytest.raises(whence.WhenceError, match="shape"):
-        whence.Draws(whence.EDM(), ())
+    with pytest.raises(wherefrom.WherefromError, match="at least one"):
+        wherefrom.Draws(wherefrom.EDM(), (1, 2, 2), count=0)
+    with pytest.raises(wherefrom.WherefromError, match="shape"):
+        wherefrom.Draws(wherefrom.EDM(), ())

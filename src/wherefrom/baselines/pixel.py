@@ -1,0 +1,71 @@
+"""Similarity of the pixels themselves: the simplest thing that looks at the images and not at the
+model.
+
+Training images stream past the queries, where those are; only one batch of them is held.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal, Self, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..attribution.attributor import Attributor, Pieces, read_queries
+from ..data.items import Dataset, batches, item_shape, length
+from ..errors import WherefromError
+from ..running.progress import bar
+
+PixelMetric = Literal["cosine", "l2"]
+
+
+class Pixel(Attributor):
+    """Scores are cosines of the pixels, or negative Euclidean distances ("l2"); conditions play no
+    part.
+    """
+
+    def __init__(self, metric: PixelMetric = "cosine") -> None:
+        if metric not in get_args(PixelMetric):
+            raise WherefromError(
+                f"metric is {metric!r}; choose one of {', '.join(map(repr, get_args(PixelMetric)))}"
+            )
+        self.metric = metric
+
+    def fit(
+        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Look whether there is anything to rank; nothing is kept, for the pixels are the data
+        set's own.
+        """
+        item_shape(dataset)
+        return self
+
+    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
+        """A piece for each batch, on the device of the queries."""
+        if batch_size < 1:
+            raise WherefromError(f"batch_size must be at least 1, not {batch_size}")
+        query = self._vectors(read_queries(queries, item_shape(dataset))[0])  # [Q, pixels]
+        start = 0
+        with bar(length(dataset), "comparing pixels", "image") as progress:
+            for x, _ in batches(dataset, batch_size):
+                yield start, self._compared(query, self._vectors(x.to(query.device)))
+                start += len(x)
+                progress.update(len(x))
+
+    def _vectors(self, x: Tensor) -> Tensor:
+        pixels = x.float().flatten(1)
+        return F.normalize(pixels, dim=1) if self.metric == "cosine" else pixels
+
+    def _compared(self, query: Tensor, train: Tensor) -> Tensor:
+        if self.metric == "cosine":
+            return query @ train.T
+        # by way of a matrix product, which cdist chooses by the size of the batch, small distances
+        # drown in rounding
+        return -torch.cdist(query, train, compute_mode="donot_use_mm_for_euclid_dist")
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its metric."""
+        return {"method": "Pixel", "metric": self.metric}

@@ -1,0 +1,164 @@
+"""The regularised kernel of features, phi_q^T (Phi^T Phi + lambda)^-1 phi_i, and how lambda is
+chosen.
+
+It is solved on the smaller side, as [dim, dim] or, where there are fewer images than numbers, as
+[N, N]; both are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attribution.attributor import Pieces
+from ..errors import WherefromError
+
+Blocks = Callable[
+    [], Iterator[tuple[int, Tensor]]
+]  # first index and features [n, dim] float32, shard after shard
+
+
+@dataclass(frozen=True)
+class Regularisation:
+    """How lambda is chosen; one of the three.
+
+    Args:
+        relative: lambda as a multiple of the mean of Phi^T Phi's diagonal.
+        absolute: lambda itself; it depends on the scale of the features.
+        effective: the effective dimension tr(K (K + lambda)^-1), as a share of the smaller of N and
+            dim.
+    """
+
+    relative: float | None = None
+    absolute: float | None = None
+    effective: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [
+            name
+            for name in ("relative", "absolute", "effective")
+            if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            raise WherefromError(
+                "give lambda_rel or lambda_abs, or leave both away for the effective-dimension "
+                "rule; not both"
+            )
+        value = getattr(self, given[0])
+        if given[0] == "effective" and not 0 < value < 1:
+            raise WherefromError(f"effective_dim is a share above 0 and below 1, not {value}")
+        if not value > 0:
+            name = "lambda_rel" if given[0] == "relative" else "lambda_abs"
+            raise WherefromError(
+                f"{name} must be above 0, not {value}: without it the kernel cannot be inverted"
+            )
+
+    @classmethod
+    def chosen(
+        cls, lambda_rel: float | None, lambda_abs: float | None, effective_dim: float
+    ) -> Regularisation:
+        """The first two where given, and else the effective dimension."""
+        neither = lambda_rel is None and lambda_abs is None
+        return cls(lambda_rel, lambda_abs, effective_dim if neither else None)
+
+    def value(self, kernel: Tensor, dim: int) -> float:
+        """lambda for a kernel of either side, float64, of features of `dim` numbers."""
+        if self.absolute is not None:
+            return self.absolute
+        trace = float(kernel.diagonal().sum())
+        if self.relative is not None:
+            return self.relative * trace / dim
+        assert self.effective is not None
+        values = torch.linalg.eigvalsh(kernel).clamp_min(0)
+        wanted = self.effective * len(values)
+        low, high = (
+            1e-14 * trace,
+            trace / wanted,
+        )  # at `high` the effective dimension is below what is wanted
+        for _ in range(60):  # halves the range of log lambda each time
+            middle = (low * high) ** 0.5
+            if float((values / (values + middle)).sum()) > wanted:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+class Ridge:
+    """The kernel of a training set's features.
+
+    Args:
+        blocks: reads the features, as often as asked.
+        count, dim: N and the numbers of a feature.
+        regularisation: how lambda is chosen.
+        device: where to compute.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        count: int,
+        dim: int,
+        regularisation: Regularisation,
+        device: torch.device,
+    ) -> None:
+        self._blocks, self._count, self._device = blocks, count, device
+        self._dual = count < dim
+        if self._dual:
+            features = torch.cat([block.to(device) for _, block in blocks()])
+            kernel = (features @ features.T).double()
+        else:
+            kernel = torch.zeros(dim, dim, dtype=torch.float64, device=device)
+            for _, block in blocks():
+                block = block.to(device)
+                kernel += block.T @ block
+        if not float(kernel.diagonal().sum()) > 0:
+            raise WherefromError(
+                "every feature is 0: no gradient reaches the tracked layers at these draws"
+            )
+        self.value = regularisation.value(kernel, dim)
+        kernel.diagonal().add_(self.value)
+        self._factor, failed = torch.linalg.cholesky_ex(kernel)
+        if int(failed):
+            raise WherefromError(
+                f"the kernel cannot be inverted with lambda = {self.value:.3g}: raise lambda"
+            )
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"lambda": self.value}
+
+    def pieces(self, queries: Tensor) -> Pieces:
+        """phi_q^T (Phi^T Phi + lambda)^-1 phi_i of queries [Q, dim] with all images, piece after
+        piece.
+        """
+        queries = queries.to(self._device)
+        if self._dual:  # Phi (Phi^T Phi + lambda)^-1 = (Phi Phi^T + lambda)^-1 Phi
+            products = torch.cat(
+                [queries @ block.to(self._device).T for _, block in self._blocks()], 1
+            )  # [Q, N]
+            yield 0, torch.cholesky_solve(products.double().T, self._factor).T.float()
+            return
+        solved = torch.cholesky_solve(queries.double().T, self._factor).float()  # [dim, Q]
+        for first, block in self._blocks():
+            yield first, (block.to(self._device) @ solved).T
+
+    def leverage(self) -> Tensor:
+        """h_i = phi_i^T (Phi^T Phi + lambda)^-1 phi_i, in [0, 1): [N] float32."""
+        if self._dual:  # the diagonal of K (K + lambda)^-1 = 1 - lambda (K + lambda)^-1
+            return (
+                (1 - self.value * torch.cholesky_inverse(self._factor).diagonal())
+                .clamp_min(0)
+                .float()
+            )
+        found = []
+        for _, block in self._blocks():
+            half = torch.linalg.solve_triangular(
+                self._factor, block.to(self._device).double().T, upper=False
+            )
+            found.append((half**2).sum(0))
+        return torch.cat(found).float()

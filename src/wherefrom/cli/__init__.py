@@ -1,0 +1,19 @@
+"""The command line: `wherefrom demo`. It calls the public API and holds no maths."""
+
+from __future__ import annotations
+
+import sys
+
+from ..errors import WherefromError, need
+
+
+def main() -> None:
+    """The entry point of the `wherefrom` command."""
+    try:
+        need("typer", "cli")
+        need("rich", "cli")
+    except WherefromError as error:
+        sys.exit(f"wherefrom: {error}")
+    from .app import app
+
+    app()

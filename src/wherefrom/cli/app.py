@@ -1,0 +1,148 @@
+"""The commands of `wherefrom` and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import WherefromError
+from .demo import run_demo
+from .evaluate import run_evaluation, run_lds, write_report
+
+
+class Commands(TyperGroup):
+    """Whatever command runs, what goes wrong is said in one sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WherefromError as error:
+            typer.echo(f"wherefrom: {error}", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            typer.echo(
+                "\nwherefrom: interrupted; run the same command again to go on from here", err=True
+            )
+            raise typer.Exit(130) from None
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="digits, cifar10-small, wikiart-small, coco-small, cifar10, artbench10 or coco."
+    ),
+]
+Data = Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")]
+Seeds = Annotated[int, typer.Option(help="How many; each is an experiment of its own.")]
+Chosen = Annotated[
+    list[str] | None, typer.Option(help="A method by name, again for more; none: all.")
+]
+
+app = typer.Typer(
+    cls=Commands,
+    help="Which training images made this generated image?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"wherefrom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Training-data attribution for diffusion models."""
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Folder for the model, the images and their attribution.")
+    ] = Path("wherefrom-demo"),
+    seed: Annotated[
+        int, typer.Option(help="Of the training run and of the noise the images grow from.")
+    ] = 0,
+) -> None:
+    """Train a small diffusion model on handwritten digits, generate eight images, and find the
+    training digits that made them.
+    """
+    run_demo(out, seed)
+
+
+@app.command()
+def evaluate(
+    name: Name,
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for every stage; a run that was interrupted goes on from there."),
+    ],
+    data: Data = None,
+    seeds: Seeds = 1,
+    method: Chosen = None,
+    fraction: Annotated[
+        list[float] | None, typer.Option(help="Share of the training set removed for each query.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A similarity by name, again for more.")
+    ] = None,
+    coupled: Annotated[
+        bool,
+        typer.Option(help="Whether retraining shares batches and noise with the full training."),
+    ] = True,
+) -> None:
+    """Remove what each method found, retrain, regenerate from the same noise, and see whether the
+    images change.
+    """
+    run_evaluation(name, out, data, seeds, method, fraction, metric, coupled)
+
+
+@app.command()
+def lds(
+    name: Name,
+    out: Annotated[
+        Path, typer.Option(help="Folder for every stage; it may be that of `wherefrom evaluate`.")
+    ],
+    data: Data = None,
+    seeds: Seeds = 1,
+    method: Chosen = None,
+    subsets: Annotated[
+        int, typer.Option(help="Random halves of the training set that networks are trained on.")
+    ] = 32,
+    coupled: Annotated[
+        bool, typer.Option(help="Whether their training shares batches and noise.")
+    ] = True,
+) -> None:
+    """Train on random halves of the data, and see whether each method's scores predict the losses:
+    the datamodelling score.
+    """
+    run_lds(name, out, data, seeds, method, subsets, coupled)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Of an evaluation.")],
+    what: Annotated[
+        list[str] | None, typer.Argument(help="Tables and figures by name; none: all.")
+    ] = None,
+    of: Annotated[
+        str | None, typer.Option(help="The evaluation's name, for the figure of training images.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Its data set.")] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="The budget that tables are of; none: the first.")
+    ] = None,
+) -> None:
+    """Write the tables and figures of an evaluation as Markdown, CSV and PNG."""
+    write_report(folder, what, of, data, fraction)

@@ -1,0 +1,102 @@
+"""`wherefrom evaluate`, `wherefrom lds` and `wherefrom report`: run a named evaluation, and write
+its tables and figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ..artefacts.files import save_bytes
+from ..errors import WherefromError
+from ..evaluation.experiments import experiment
+from ..report.studies import accuracy_and_cost, found, regenerated
+from ..report.tables import Tables, lds_tables
+
+FIGURES = ("regenerated", "found", "accuracy-cost")
+
+
+def run_evaluation(
+    name: str,
+    out: Path,
+    data: Path | None,
+    seeds: int,
+    methods: Sequence[str] | None,
+    fractions: Sequence[float] | None,
+    metrics: Sequence[str] | None,
+    coupled: bool,
+) -> None:
+    """Train, attribute, remove, retrain, regenerate and compare; then show the first table."""
+    experiment(name).run(out, data, _counted(seeds), methods, fractions, metrics, coupled)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Tables(out).auc().markdown(), markup=False)
+    console.print(
+        f"all rows: {out / 'results.csv'}; all tables and figures: wherefrom report {out}"
+    )
+
+
+def run_lds(
+    name: str,
+    out: Path,
+    data: Path | None,
+    seeds: int,
+    methods: Sequence[str] | None,
+    subsets: int,
+    coupled: bool,
+) -> None:
+    """Train on random halves, and show how well each method's scores predict how the losses of the
+    generated images follow.
+    """
+    found = experiment(name).lds(out, data, _counted(seeds), methods, subsets, coupled)
+    table, each = lds_tables(found, subsets)
+    save_bytes(out / "lds.csv", each.csv().encode())
+    table.save(out / "report", "lds")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table.markdown(), markup=False)
+    console.print(f"of every query: {out / 'lds.csv'}; this table: {out / 'report' / 'lds.md'}")
+
+
+def _counted(seeds: int) -> range:
+    if seeds < 1:
+        raise WherefromError(f"there must be at least one seed, not {seeds}")
+    return range(seeds)
+
+
+def write_report(
+    folder: Path,
+    what: Sequence[str] | None,
+    name: str | None,
+    data: Path | None,
+    fraction: float | None,
+) -> None:
+    """Write tables as Markdown and CSV and figures as PNG into the evaluation's folder, all or some
+    by name.
+    """
+    tables, place = Tables(folder, fraction), folder / "report"
+    known = tables.all()
+    wanted = list(what or [*known, *FIGURES])
+    unknown = [one for one in wanted if one not in known and one not in FIGURES]
+    if unknown:
+        raise WherefromError(
+            f"there is no table or figure {unknown[0]!r}; there are {', '.join([*known, *FIGURES])}"
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    for one in wanted:
+        if one in known:
+            table = known[one]()
+            table.save(place, one)
+            console.print(table.markdown(), markup=False)
+        elif one == "regenerated":
+            regenerated(tables, place / "regenerated.png")
+        elif one == "accuracy-cost":
+            accuracy_and_cost(tables, place / "accuracy-cost.png")
+        elif name is not None:
+            found(tables, place / "found.png", experiment(name).read(data)[0])
+        elif what:
+            raise WherefromError(
+                "the figure 'found' shows training images: name the evaluation with --of, and "
+                "its data with --data"
+            )
+    console.print(f"written to {place}/")

@@ -1,0 +1,26 @@
+"""Data sets: each gives items `x` or `(x, cond)` with x a float tensor [C, H, W] in [-1, 1].
+
+Those read from image files also have `draw(i, generator)`, the view that training sees.
+"""
+
+from .artbench import artbench10
+from .cache import cached
+from .captions import embed_captions
+from .cifar import cifar10
+from .coco import coco
+from .digits import digits
+from .folder import folder
+from .hub import huggingface
+from .images import Images
+
+__all__ = [
+    "Images",
+    "artbench10",
+    "cached",
+    "cifar10",
+    "coco",
+    "digits",
+    "embed_captions",
+    "folder",
+    "huggingface",
+]

@@ -1,0 +1,98 @@
+"""From an image file to bytes [C, h, w], with the two ways of resizing that published data sets
+were made with.
+
+Both bring the shorter side to a given length; one works on the decoded image, the other on the
+tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ..errors import WherefromError, need
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_MODES = {1: "L", 3: "RGB"}
+
+
+def open_image(path: Path, channels: int) -> Image:
+    """Decode a file as it is stored; a camera's orientation mark is not applied."""
+    pil: Any = need("PIL.Image", "data")
+    with decoding(str(path)), pil.open(path) as image:
+        return as_mode(image, channels, str(path))
+
+
+@contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Turn whatever a damaged image raises into a sentence that names it."""
+    pil: Any = need("PIL.Image", "data")
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise WherefromError(f"there is no file {error.filename or name}") from error
+    except (OSError, SyntaxError, ValueError, EOFError, pil.DecompressionBombError) as error:
+        raise WherefromError(
+            f"{name} cannot be decoded as an image ({error}); mend or remove it"
+        ) from error
+
+
+def as_mode(image: Image, channels: int, name: str) -> Image:
+    """Convert to grey (1 channel) or RGB (3)."""
+    if image.mode.startswith(("I", "F")):  # PIL would clip these to 0..255 without a word
+        raise WherefromError(
+            f"{name} has pixels of more than 8 bits (mode {image.mode}); convert it to 8 bits first"
+        )
+    return image.convert(_MODES[channels])
+
+
+def check_view(size: int | None, channels: int) -> None:
+    """Refuse a size or a number of channels that no image can have."""
+    if channels not in _MODES:
+        raise WherefromError(f"channels is {channels!r}; it must be 1 (grey) or 3 (RGB)")
+    if size is not None and size < 1:
+        raise WherefromError(
+            f"size is {size!r}; give a positive number of pixels, or None to keep images as "
+            "they are"
+        )
+
+
+def to_bytes(image: Image) -> Tensor:
+    """A grey or RGB image as a uint8 tensor [C, h, w]."""
+    pixels = torch.from_numpy(np.array(image))  # [h, w] or [h, w, C]
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+
+
+def resized_shape(height: int, width: int, size: int) -> tuple[int, int]:
+    """The shape with the shorter side brought to `size` and the longer one rounded down."""
+    short, long = min(height, width), max(height, width)
+    longer = int(size * long / short)
+    return (size, longer) if height <= width else (longer, size)
+
+
+def resize_image(image: Image, size: int) -> Image:
+    """Resize with PIL's bilinear filter, which averages over all it shrinks."""
+    pil: Any = need("PIL.Image", "data")
+    height, width = resized_shape(image.height, image.width, size)
+    resized: Image = image.resize((width, height), pil.Resampling.BILINEAR)
+    return resized
+
+
+def resize_tensor(pixels: Tensor, size: int) -> Tensor:
+    """Resize uint8 [C, h, w] with antialiased bilinear interpolation; close to PIL's, but not the
+    same bytes.
+    """
+    shape = resized_shape(pixels.shape[1], pixels.shape[2], size)
+    resized = interpolate(
+        pixels[None].float(), shape, mode="bilinear", align_corners=False, antialias=True
+    )[0]
+    return resized.round().clamp(0, 255).to(torch.uint8)

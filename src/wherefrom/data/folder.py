@@ -1,0 +1,79 @@
+"""Any folder of images as a data set, in the order of their names.
+
+With labels, the first-level subfolders are the classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import WherefromError
+from .lazy import ImageFiles
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+
+
+class Folder(ImageFiles):
+    """The images below a folder; `paths` are their files and `classes` the names that the labels
+    number.
+    """
+
+    def __init__(
+        self, root: Path, paths: Sequence[Path], size: int | None, channels: int, labels: bool
+    ) -> None:
+        super().__init__(root, paths, size, channels)
+        self.classes: list[str] = []
+        self.labels: list[int] | None = None
+        if labels:
+            names = [self._class_of(path) for path in self.paths]
+            self.classes = sorted(set(names))
+            numbers = {name: number for number, name in enumerate(self.classes)}
+            self.labels = [numbers[name] for name in names]
+
+    def _class_of(self, path: Path) -> str:
+        below = path.relative_to(self.root).parts
+        if len(below) == 1:
+            raise WherefromError(
+                f"{path} lies in no subfolder of {self.root}, so it has no label: move it into one"
+            )
+        return below[0]
+
+    def condition(self, index: int, choice: float) -> Tensor | None:
+        return None if self.labels is None else torch.tensor(self.labels[index])
+
+
+def folder(
+    path: str | os.PathLike[str], size: int | None = None, channels: int = 3, labels: bool = False
+) -> Folder:
+    """Every image below a folder, sorted by its path; hidden files and folders are left out.
+
+    With a size, the shorter side is resized to it and the longer one cropped; without, images stay
+    as they are.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise WherefromError(f"there is no folder {root}")
+    paths = _images_below(root)
+    if not paths:
+        raise WherefromError(
+            f"{root} holds no images ({', '.join(sorted(suffix[1:] for suffix in _SUFFIXES))})"
+        )
+    return Folder(root, paths, size, channels, labels)
+
+
+def _images_below(root: Path) -> list[Path]:
+    found = []
+    for parent, folders, files in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        images = (
+            name
+            for name in files
+            if not name.startswith(".") and Path(name).suffix.lower() in _SUFFIXES
+        )
+        found += [Path(parent, name) for name in images]
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())

@@ -1,0 +1,186 @@
+"""Data sets of the Hugging Face `datasets` library, from the hub, from a local copy or made in
+Python.
+
+Images are decoded each time they are read, and one column may serve as the condition.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import WherefromError, need
+from .decode import as_mode, decoding, resize_image, to_bytes
+from .lazy import LazyImages
+
+_IMAGE_NAMES = ("image", "img")
+
+
+class HubImages(LazyImages):
+    """The images of one column; `image` and `cond` are the names of the columns in use."""
+
+    def __init__(
+        self, dataset: Any, image: str, cond: str | None, size: int | None, channels: int
+    ) -> None:
+        super().__init__(size, channels)
+        self.image = image
+        self.cond = cond
+        plain = dataset.with_format(None)
+        # apart, so that reading a condition does not decode an image
+        self._images = _with_image_type(plain.select_columns([image]), image)
+        self._conds = None if cond is None else plain.select_columns([cond])
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def decoded(self, index: int) -> Tensor:
+        name = f"row {index} of the column {self.image!r}"
+        with decoding(name):
+            image = self._images[index][self.image]
+        if image is None:
+            raise WherefromError(f"{name} holds no image: filter such rows out")
+        image = as_mode(image, self.channels, name)
+        return to_bytes(image if self.size is None else resize_image(image, self.size))
+
+    def condition(self, index: int, choice: float) -> Tensor | None:
+        if self._conds is None:
+            return None
+        value = self._conds[index][self.cond]
+        try:
+            cond = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise WherefromError(
+                f"row {index} of the column {self.cond!r} holds {value!r:.60}; give a number "
+                "or a list of numbers"
+            ) from error
+        return cond.float() if cond.is_floating_point() else cond.long()
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "kind": type(self).__name__,
+            "images": len(self),
+            "size": self.size,
+            "channels": self.channels,
+            "column": self.image,
+            # the library's own digest of the rows and of how they were made
+            "rows": self._images._fingerprint,
+        }
+
+
+def huggingface(
+    dataset: Any,
+    image: str | None = None,
+    cond: str | None = None,
+    size: int | None = None,
+    channels: int = 3,
+    split: str = "train",
+) -> HubImages:
+    """A Hugging Face data set: the object, a folder made with save_to_disk, or a name that
+    load_dataset knows.
+
+    `image` names the column of images (None: found by its type, or by the name image or img),
+    `cond` one of numbers. With a size, the shorter side is resized to it and the longer one
+    cropped; without, images stay as they are.
+    """
+    if isinstance(dataset, str | os.PathLike):
+        rows = (
+            open_saved(dataset, split)
+            if is_saved(Path(dataset))
+            else _from_hub(str(dataset), split)
+        )
+    else:
+        rows = _one_split(dataset, split, "the data set")
+    if cond is not None and cond not in rows.column_names:
+        raise WherefromError(
+            f"the data set has no column {cond!r} for cond, only {rows.column_names}"
+        )
+    return HubImages(rows, image_column(rows, image), cond, size, channels)
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a folder was made with save_to_disk."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def open_saved(path: str | os.PathLike[str], split: str) -> Any:
+    """One split of a folder made with save_to_disk."""
+    datasets: Any = need("datasets", "data")
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise WherefromError(
+            f"{path} is truncated or damaged ({error}); save it again with save_to_disk"
+        ) from error
+    if getattr(saved, "split", None) is not None and split not in str(
+        saved.split
+    ):  # it may be "train[:100]"
+        raise WherefromError(
+            f"{path} holds only the split {str(saved.split)!r}: ask for that, not for {split!r}"
+        )
+    return _one_split(saved, split, str(path))
+
+
+def image_column(rows: Any, image: str | None) -> str:
+    """The column of images: the one asked for, the only one of that type, or the one with the usual
+    name.
+    """
+    datasets: Any = need("datasets", "data")
+    names: list[str] = rows.column_names
+    if image is not None:
+        if image not in names:
+            raise WherefromError(f"the data set has no column {image!r} for image, only {names}")
+        return image
+    typed = [name for name in names if isinstance(rows.features[name], datasets.Image)]
+    for found in (typed, [name for name in typed or names if name in _IMAGE_NAMES]):
+        if len(found) == 1:
+            return found[0]
+    many = "several columns" if typed else "no column"
+    raise WherefromError(
+        f"the data set has {many} of images among {names}: name the one to use with image="
+    )
+
+
+def _one_split(dataset: Any, split: str, name: str) -> Any:
+    datasets: Any = need("datasets", "data")
+    if isinstance(dataset, datasets.DatasetDict):
+        if split not in dataset:
+            raise WherefromError(f"{name} has no split {split!r}, only {list(dataset)}")
+        return dataset[split]
+    if not isinstance(dataset, datasets.Dataset):
+        raise WherefromError(
+            f"{name} is {type(dataset).__name__}; give a datasets.Dataset, a folder made with "
+            "save_to_disk, or a name"
+        )
+    return dataset
+
+
+def _from_hub(name: str, split: str) -> Any:
+    datasets: Any = need("datasets", "data")
+    try:
+        return datasets.load_dataset(name, split=split)
+    except ConnectionError as error:
+        raise WherefromError(
+            f"the Hugging Face hub cannot be reached for {name!r}: check the network, or give "
+            "a local folder made with"
+            " save_to_disk"
+        ) from error
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise WherefromError(
+            f"the split {split!r} of {name!r} cannot be loaded: {error}"
+        ) from error
+
+
+def _with_image_type(rows: Any, column: str) -> Any:
+    datasets: Any = need("datasets", "data")
+    if isinstance(rows.features[column], datasets.Image) and rows.features[column].decode:
+        return rows
+    try:
+        return rows.cast_column(column, datasets.Image())
+    except (TypeError, ValueError, RuntimeError) as error:  # pyarrow's own errors are of these
+        raise WherefromError(
+            f"the column {column!r} holds no images ({error}): name another with image="
+        ) from error

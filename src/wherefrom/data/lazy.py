@@ -1,0 +1,113 @@
+"""Data sets that decode an image each time it is read, and what all of them share: crops, scaling
+and the two views.
+
+`dataset[i]` is the fixed view (centre crop, first condition); `dataset.draw(i, generator)` is the
+training view.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import fingerprint
+from .decode import check_view, open_image, resize_image, to_bytes
+from .images import Item, scaled
+
+
+class LazyImages(ABC):
+    """Images of any size, seen through a window of size x size; a size of None shows them whole."""
+
+    def __init__(self, size: int | None, channels: int) -> None:
+        check_view(size, channels)
+        self.size = size
+        self.channels = channels
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def decoded(self, index: int) -> Tensor:
+        """The resized but uncropped image, uint8 [C, h, w]."""
+
+    def condition(self, index: int, choice: float) -> Tensor | None:
+        """The condition; where an image has several, `choice` in [0, 1) picks one and 0 is the
+        first.
+        """
+        return None
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What the decoded pixels depend on, as JSON: a cache of other pixels has
+        another identity.
+        """
+
+    def __getitem__(self, index: int) -> Item:
+        return self._view(index, None, 0.0)
+
+    def draw(self, index: int, generator: torch.Generator) -> Item:
+        """A random crop, and a random condition where there are several; always three random
+        numbers.
+        """
+        top, left, choice = torch.rand(3, generator=generator, device=generator.device).tolist()
+        return self._view(index, (top, left), choice)
+
+    def _view(self, index: int, corner: tuple[float, float] | None, choice: float) -> Item:
+        index = range(len(self))[index]  # counts negative indices from the end, ends an iteration
+        pixels = self.decoded(index)
+        x = scaled(pixels if self.size is None else _crop(pixels, self.size, corner))
+        cond = self.condition(index, choice)
+        return x if cond is None else (x, cond)
+
+
+class ImageFiles(LazyImages):
+    """Images that are one file each."""
+
+    def __init__(
+        self, root: Path, paths: Sequence[Path], size: int | None, channels: int = 3
+    ) -> None:
+        super().__init__(size, channels)
+        self.root = root
+        self.paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def decoded(self, index: int) -> Tensor:
+        image = open_image(self.paths[index], self.channels)
+        return to_bytes(image if self.size is None else resize_image(image, self.size))
+
+    def identity(self) -> dict[str, Any]:
+        # names below the root and lengths in bytes: a moved folder keeps its cache, one with other
+        # images does not
+        files = [(path.relative_to(self.root).as_posix(), _length(path)) for path in self.paths]
+        return {
+            "kind": type(self).__name__,
+            "images": len(self),
+            "size": self.size,
+            "channels": self.channels,
+            "files": fingerprint(files),
+        }
+
+
+def _crop(pixels: Tensor, size: int, corner: tuple[float, float] | None) -> Tensor:
+    """A window of size x size: in the centre, or at a corner given as fractions of the room there
+    is.
+    """
+    room = (pixels.shape[1] - size, pixels.shape[2] - size)
+    if corner is None:
+        top, left = (round(space / 2) for space in room)
+    else:
+        top, left = (
+            int(fraction * (space + 1)) for fraction, space in zip(corner, room, strict=True)
+        )
+    return pixels[:, top : top + size, left : left + size]
+
+
+def _length(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None

@@ -1,0 +1,83 @@
+"""The aligned draws: a fixed set of (sigma, noise) pairs that query and training images share.
+
+They are made on the CPU from their seed, so every device and every process gets the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import WherefromError
+from .process import Process
+from .seeds import stream
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One noise level and one noise image."""
+
+    sigma: Tensor  # []
+    noise: Tensor  # [C, H, W]
+
+
+class Draws:
+    """`count` noise levels of the sampler's own grid, each with one noise image.
+
+    A single draw sits in the middle of the grid, where there is both image and noise (sigma about
+    2.5 under EDM).
+    """
+
+    def __init__(
+        self, process: Process, shape: tuple[int, ...], count: int = 32, seed: int = 0
+    ) -> None:
+        shape = tuple(int(size) for size in shape)
+        if not shape or min(shape) < 1:
+            raise WherefromError(f"draws have the shape of one image, [C, H, W], not {shape}")
+        if count < 1:
+            raise WherefromError(f"there must be at least one draw, not {count}")
+        self.process, self.shape, self.seed = process, shape, seed
+        self.sigmas = process.grid(count) if count > 1 else process.grid(3)[1:2]  # [M]
+        generator = torch.Generator().manual_seed(seed)
+        # one draw's noise after the other, so that the first draws are the same whatever the count
+        self.noises = torch.stack(
+            [torch.randn(math.prod(shape), generator=generator) for _ in range(count)]
+        )
+        self.noises = self.noises.reshape(count, *shape)  # [M, C, H, W]
+
+    def __len__(self) -> int:
+        return len(self.sigmas)
+
+    def __getitem__(self, index: int) -> Draw:
+        return Draw(self.sigmas[index], self.noises[index])
+
+    def __iter__(self) -> Iterator[Draw]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Draws({self.process!r}, shape={self.shape}, count={len(self)}, seed={self.seed})"
+
+
+def independent_draw(draws: Draws, role: str, index: int, m: int, own_level: bool = True) -> Draw:
+    """A draw of one's own for one item: fresh noise, a function of role, index and m, at a noise
+    level of the same grid.
+
+    `own_level`: the level is drawn as well (RQ2); False: it is that of draw m.
+    """
+    generator = torch.Generator().manual_seed(stream(draws.seed, f"{role} {index}", m))
+    level = int(torch.randint(len(draws), (), generator=generator)) if own_level else m
+    return Draw(draws.sigmas[level], torch.randn(draws.shape, generator=generator))
+
+
+def resampled_cotangent(draws: Draws, index: int, m: int) -> Tensor:
+    """What the MC-GGN back-propagates for one item at draw m (RQ5): standard normal noise of an
+    image's shape.
+    """
+    return torch.randn(
+        draws.shape,
+        generator=torch.Generator().manual_seed(stream(draws.seed, f"resampled {index}", m)),
+    )

@@ -1,0 +1,93 @@
+"""Sampling: from noise to images along the probability-flow ODE, deterministic from the given
+noise.
+
+One solver serves every process: a step recombines the predicted clean image and the predicted noise
+at the next level, which is DDIM for DDPM and v-prediction and Euler for EDM and flow matching; Heun
+averages the predictions at both ends of the step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..data.items import Cond
+from ..errors import WherefromError
+from ..running.progress import bar
+from .denoiser import Denoiser
+from .process import Process, Solver
+
+
+@torch.no_grad()
+def sample(
+    denoiser: Denoiser,
+    noise: Tensor,
+    cond: Cond = None,
+    steps: int = 32,
+    guidance: float = 1.0,
+    *,
+    null: Cond = None,
+    solver: Solver | None = None,
+) -> Tensor:
+    """Images [B, C, H, W] from unit-variance noise of the same shape.
+
+    Args:
+        denoiser: the model.
+        noise: where to start; the same noise gives the same images.
+        cond: the condition of each image.
+        steps: noise levels of the process's own grid; Heun evaluates the network 2 * steps - 1
+            times.
+        guidance: classifier-free guidance: g * output(cond) + (1 - g) * output(null); 1 leaves it
+            out.
+        null: the condition that stands for none, where that is not None.
+        solver: "heun" or "euler"; None: Heun for EDM and flow matching, Euler (which is DDIM) for
+            DDPM and v-prediction.
+    """
+    process = denoiser.process
+    solver = solver or process.solver
+    if solver not in ("heun", "euler"):
+        raise WherefromError(f"there is no solver {solver!r}: choose heun or euler")
+    if guidance != 1 and cond is None:
+        raise WherefromError(
+            f"guidance {guidance:g} needs a condition to guide towards: give cond, or guidance=1"
+        )
+    if noise.ndim < 2 or len(noise) == 0:
+        raise WherefromError(
+            f"noise is [B, C, H, W] with at least one image, not {tuple(noise.shape)}"
+        )
+    if not bool(torch.isfinite(noise).all()):
+        raise WherefromError("the noise holds NaN or infinity")
+
+    def predict(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        output = denoiser(x, sigma, cond)
+        if guidance != 1:
+            output = guidance * output + (1 - guidance) * denoiser(x, sigma, null)
+        return process.clean(output, x, sigma), -_nu(process, sigma) * process.score(
+            output, x, sigma
+        )
+
+    grid = process.grid(steps)
+    with denoiser.frozen(), bar(steps, "sampling", delay=2) as progress:
+        x = _nu(process, grid[0]) * noise
+        for step in range(steps):
+            sigma = grid[step]
+            clean, predicted = predict(x, sigma)
+            if step + 1 == steps:
+                progress.update()
+                return clean  # the last step goes to the image itself, where mu = 1 and nu = 0
+            following = grid[step + 1]
+            mu, nu = (
+                float(coefficient(following) - coefficient(sigma))
+                for coefficient in (process.mu, process.nu)
+            )
+            end = x + mu * clean + nu * predicted
+            if solver == "heun":
+                clean2, predicted2 = predict(end, following)
+                end = x + mu * (clean + clean2) / 2 + nu * (predicted + predicted2) / 2
+            x = end
+            progress.update()
+    raise AssertionError("a grid has at least one level")
+
+
+def _nu(process: Process, sigma: Tensor) -> float:
+    return float(process.nu(sigma))

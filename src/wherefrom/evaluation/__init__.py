@@ -1,0 +1,83 @@
+"""Does removing what was found change what is generated? The protocol, the measures and the
+statistics of that question.
+"""
+
+from .counterfactual import Method, counterfactual
+from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
+from .lds import LDS, datamodelling_score, lds
+from .methods import ablated, standard
+from .metrics import METRICS, available, metric
+from .perceptual import LPIPS, STLPIPS
+from .results import Results, Row, Summary
+from .setup import Setup
+from .similarity import MSE, SSIM, Embedding, Metric, to_unit
+from .standins import AugNet, EfficientNetLite0
+from .statistics import (
+    Estimate,
+    Interval,
+    Noise,
+    PairedTest,
+    auc,
+    auc_interval,
+    budget,
+    estimate,
+    expected_random_union,
+    noise,
+    paired_test,
+    per_seed_auc,
+    per_seed_ratio,
+    pooled_auc,
+    random_auc,
+    random_ratio,
+    ratio_interval,
+    removal_union,
+    similarity_ratio,
+)
+
+__all__ = [
+    "LDS",
+    "LPIPS",
+    "METRICS",
+    "MSE",
+    "SSCD",
+    "SSIM",
+    "STLPIPS",
+    "AugNet",
+    "CLIPSimilarity",
+    "DINOv2Similarity",
+    "EfficientNetLite0",
+    "Embedding",
+    "Estimate",
+    "Interval",
+    "Method",
+    "Metric",
+    "Noise",
+    "PairedTest",
+    "Results",
+    "Row",
+    "Setup",
+    "Summary",
+    "ablated",
+    "auc",
+    "auc_interval",
+    "available",
+    "budget",
+    "counterfactual",
+    "datamodelling_score",
+    "estimate",
+    "expected_random_union",
+    "lds",
+    "metric",
+    "noise",
+    "paired_test",
+    "per_seed_auc",
+    "per_seed_ratio",
+    "pooled_auc",
+    "random_auc",
+    "random_ratio",
+    "ratio_interval",
+    "removal_union",
+    "similarity_ratio",
+    "standard",
+    "to_unit",
+]

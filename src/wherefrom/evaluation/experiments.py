@@ -1,0 +1,234 @@
+"""Named evaluations: a model, its data, and how many queries, images removed, controls and draws it
+takes.
+
+`digits` runs on two cores, those called small on one GPU; `cifar10`, `artbench10` and `coco` are
+the paper's own settings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Subset
+
+from ..attribution.attributor import Attributor
+from ..baselines import Random
+from ..data import artbench10, cifar10, coco, digits, folder
+from ..data.items import Dataset
+from ..diffusion.denoiser import Denoiser
+from ..errors import WherefromError
+from ..models.presets import preset
+from .counterfactual import Method, counterfactual
+from .lds import LDS, lds
+from .methods import ablated, encoded, standard
+from .results import Results
+from .setup import Setup
+
+Read = Callable[
+    [str | os.PathLike[str] | None], tuple[Dataset, Dataset | None]
+]  # training set, and whose conditions queries take
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a preset's network is evaluated with."""
+
+    name: str  # of the preset too
+    read: Read
+    queries: int = 20
+    fractions: tuple[float, ...] = (0.02,)
+    controls: int = 3
+    draws: int = 32
+    samples: int = 2000
+    dim: int | None = None
+    batch_size: int = 256
+    distillation: Mapping[str, Any] = field(default_factory=dict)
+    unlearning: Mapping[str, Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ("ssim", "mse")
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the preset's training
+
+    def setup(self, data: str | os.PathLike[str] | None = None, **changes: Any) -> Setup:
+        """The model and its data, which are read from where `data` says."""
+        dataset, conditions = self.read(data)
+        return Setup.of(
+            preset(self.name), dataset, conditions=conditions, **{**self.changes, **changes}
+        )
+
+    def methods(self, names: Sequence[str] | None = None) -> dict[str, Method]:
+        """All attributors that need nothing but the model, or those of some names, ablations and
+        encoders among them.
+        """
+        known = standard(
+            self.draws, self.samples, self.dim, self.distillation, self.unlearning, self.batch_size
+        )
+        others = encoded(self.batch_size) | ablated(self.draws, self.samples, self.batch_size)
+        others = {name: method for name, method in others.items() if name not in known}
+        if names is None:
+            return known
+        unknown = [name for name in names if name not in known | others]
+        if unknown:
+            raise WherefromError(
+                f"there is no method {unknown[0]!r}; there are {', '.join(known | others)}"
+            )
+        return {name: (known | others)[name] for name in names}
+
+    def run(
+        self,
+        folder: str | os.PathLike[str],
+        data: str | os.PathLike[str] | None = None,
+        seeds: Sequence[int] = (0,),
+        methods: Sequence[str] | None = None,
+        fractions: Sequence[float] | None = None,
+        metrics: Sequence[str] | None = None,
+        coupled: bool = True,
+    ) -> Results:
+        """The whole evaluation; what was done before in the folder is not repeated."""
+        return counterfactual(
+            self.setup(data),
+            self.methods(methods),
+            folder,
+            seeds,
+            self.queries,
+            fractions or self.fractions,
+            self.controls,
+            coupled,
+            metrics or self.metrics,
+            batch_size=self.batch_size,
+        )
+
+    def lds(
+        self,
+        folder: str | os.PathLike[str],
+        data: str | os.PathLike[str] | None = None,
+        seeds: Sequence[int] = (0,),
+        methods: Sequence[str] | None = None,
+        subsets: int = 32,
+        coupled: bool = True,
+    ) -> dict[str, LDS]:
+        """The linear datamodelling scores, those of random scores first; the folder may be that of
+        the evaluation.
+        """
+        return lds(
+            self.setup(data),
+            {"random": _random, **self.methods(methods)},
+            folder,
+            seeds,
+            self.queries,
+            subsets,
+            coupled=coupled,
+            batch_size=self.batch_size,
+        )
+
+
+def _random(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
+    return Random().fit(dataset)
+
+
+def _digits(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
+    # so few that half a minute of training shows each of them 85 times
+    return Subset(digits(), range(600)), None  # type: ignore[arg-type]
+
+
+def _path(data: str | os.PathLike[str] | None, what: str) -> str | os.PathLike[str]:
+    if data is None:
+        raise WherefromError(f"this evaluation needs {what}: say where it is with --data")
+    return data
+
+
+def _cifar10(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
+    return cifar10(_path(data, "CIFAR-10")), None
+
+
+def _artbench10(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
+    root = Path(_path(data, "ArtBench-10, a folder with its images and metadata.csv"))
+    return tuple(artbench10(root, root / "metadata.csv", split) for split in ("train", "test"))  # type: ignore[return-value]
+
+
+def _coco(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
+    what = "COCO 2017, a folder with train2017, val2017, annotations/captions_*.json and embeddings/captions_*.safetensors"
+    root = Path(_path(data, what))
+
+    def split(name: str) -> Dataset:
+        captions = f"captions_{name}"
+        return coco(
+            root / name,
+            root / "annotations" / f"{captions}.json",
+            root / "embeddings" / f"{captions}.safetensors",
+        )
+
+    return split("train2017"), split("val2017")
+
+
+def _styles(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
+    images = folder(
+        _path(data, "a folder of paintings with a subfolder for each of ten styles"),
+        size=64,
+        labels=True,
+    )
+    if len(images.classes) != 10:
+        raise WherefromError(
+            f"{data} has {len(images.classes)} subfolders of images; this evaluation is of ten "
+            "styles"
+        )
+    return images, images  # a query's style is that of a random painting
+
+
+_SMALL: dict[str, Any] = {
+    "draws": 8,
+    "dim": 4096,
+    "batch_size": 512,
+    "distillation": {"epochs": 20, "lr": 5e-4, "dim": 256},
+    "unlearning": {"lr": 1e-4, "max_steps": 500},
+}
+_PAPER: dict[str, Any] = {
+    "distillation": {"epochs": 50},
+    "metrics": ("ssim", "lpips", "sscd", "clip"),
+}
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment(
+            "digits",
+            _digits,
+            draws=8,
+            samples=400,
+            dim=2048,
+            controls=4,
+            batch_size=64,
+            distillation={"epochs": 150, "batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128},
+            unlearning={"lr": 2e-4, "batch": 64, "max_steps": 400},
+            # an average that forgets sooner: after so few steps the preset's would still be a fifth
+            # the untrained network
+            changes={"steps": 800, "warmup": 40, "ema": 0.99},
+        ),
+        Experiment(
+            "cifar10-small",
+            _cifar10,
+            queries=40,
+            fractions=(0.01,),
+            controls=4,
+            draws=8,
+            dim=4096,
+            batch_size=1024,
+            distillation={"epochs": 8, "lr": 5e-4, "dim": 256},
+            unlearning={"lr": 1e-4, "max_steps": 500},
+        ),
+        Experiment("wikiart-small", _styles, **_SMALL),
+        Experiment("coco-small", _coco, **_SMALL),
+        Experiment("cifar10", _cifar10, **_PAPER),
+        Experiment("artbench10", _artbench10, **_PAPER),
+        Experiment("coco", _coco, **_PAPER),
+    )
+}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of a name."""
+    if name not in EXPERIMENTS:
+        raise WherefromError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]

@@ -1,0 +1,190 @@
+"""The linear datamodelling score (Park et al. 2023): do summed scores predict how the loss on a
+query follows the training set?
+
+Networks are trained on random subsets; for each query, the rank correlation over subsets between
+the sum of the scores of the images in a subset and how well the network trained on it fits the
+query is the query's score.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import check_folder, fingerprint, load, save
+from ..data.items import Cond, cond_rows, length, map_cond
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.draws import Draws
+from ..diffusion.seeds import stream
+from ..errors import WherefromError
+from ..factors.probe import Outcome
+from ..tide.loss import spearman
+from .counterfactual import Method, Study, claim, networks_at_once
+from .setup import Setup
+from .statistics import Estimate, Interval, estimate
+
+_RESAMPLES = 2000
+_CHUNK = 256  # noised images in one evaluation
+
+
+@dataclass(frozen=True)
+class LDS:
+    """A method's linear datamodelling score."""
+
+    method: str
+    mean: Estimate  # over seeds, of the mean over queries
+    interval: Interval  # 95 %, over queries and seeds
+    queries: dict[int, Tensor]  # by seed, [Q]
+
+
+def lds(
+    setup: Setup,
+    methods: Mapping[str, Method],
+    folder: str | os.PathLike[str],
+    seeds: Sequence[int] = (0,),
+    queries: int = 20,
+    subsets: int = 32,
+    fraction: float = 0.5,
+    draws: int = 32,
+    coupled: bool = True,
+    together: int | None = None,
+    batch_size: int = 64,
+) -> dict[str, LDS]:
+    """The linear datamodelling score of each method.
+
+    Args:
+        setup: the model, its data and its training.
+        methods: by name, how to make a fitted attributor of a trained model.
+        folder: where all stages keep what they made; it may be that of a counterfactual evaluation.
+        seeds: of networks, batches, queries and subsets; each is an experiment of its own.
+        queries: how many images are generated and attributed in each seed.
+        subsets: random subsets of the training set that networks are trained on.
+        fraction: of the training set that a subset has.
+        draws: noise levels that a query's loss is averaged over.
+        coupled: whether the runs share batches and noise where their images allow.
+        together: networks that are trained as one batched network; None: up to 16 on CUDA, one by
+            one elsewhere.
+        batch_size: training images that a method scores together.
+    """
+    if subsets < 3:
+        raise WherefromError(
+            f"a rank correlation over {subsets} subsets says nothing: train on at least 3"
+        )
+    total, place = length(setup.dataset), Path(folder)
+    size = round(fraction * total)
+    if not int(setup.training["batch_size"]) <= size < total:
+        raise WherefromError(
+            f"a subset of {100 * fraction:g} % has {size} of {total} images; it needs a batch of "
+            f"{setup.training['batch_size']} at least, and not all of them"
+        )
+    check_folder(place)
+    claim(place, {**setup.identity(), "queries": queries, "given": None, "coupled": coupled})
+    together = networks_at_once(setup, together)
+    found: dict[str, list[Tensor]] = {name: [] for name in methods}
+    for seed in seeds:
+        study = Study(setup, place / f"seed-{seed}", seed, queries, None, batch_size)
+        chosen = [_subset(seed, number, total, size) for number in range(subsets)]
+        losses = _losses(
+            study,
+            chosen,
+            Draws(setup.process, tuple(study.images().shape[1:]), draws),
+            coupled,
+            together,
+        )
+        members = torch.zeros(subsets, total)
+        for row, subset in zip(members, chosen, strict=True):
+            row[subset] = 1
+        for name, method in methods.items():
+            found[name].append(datamodelling_score(study.scores(name, method), members, losses))
+    return {
+        name: LDS(
+            name,
+            estimate([float(each.mean()) for each in rows]),
+            _interval(rows),
+            dict(zip(seeds, rows, strict=True)),
+        )
+        for name, rows in found.items()
+    }
+
+
+def datamodelling_score(scores: Tensor, members: Tensor, losses: Tensor) -> Tensor:
+    """Per query the rank correlation over subsets of summed scores and -loss, [Q].
+
+    Scores are [Q, N], members [S, N] is 1 where an image is in a subset, losses are [S, Q].
+    """
+    predicted = scores.double() @ members.double().T  # [Q, S]
+    return spearman(predicted, -losses.double().T)
+
+
+def _subset(seed: int, number: int, total: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(stream(seed, "subset", number))
+    return torch.randperm(total, generator=generator)[:size].sort().values
+
+
+def _losses(
+    study: Study, subsets: Sequence[Tensor], draws: Draws, coupled: bool, together: int
+) -> Tensor:
+    """The loss on every query of the network trained on every subset, [S, Q]; each is kept as it is
+    found.
+    """
+    images, cond = study.images(), study.setup.query_conditions(study.seed, study.queries)
+    level = fingerprint(draws.sigmas, draws.noises)
+
+    def path(subset: Tensor) -> Path:
+        return study.folder / "subsets" / f"{fingerprint(subset, level)}.safetensors"
+
+    pending = [subset for subset in subsets if not path(subset).exists()]
+    for start in range(0, len(pending), together):
+        group = pending[start : start + together]
+        store = study.folder / "retraining" / fingerprint([fingerprint(subset) for subset in group])
+        networks = study.setup.retrained(study.seed, group, store, coupled, together > 1)
+        for subset, network in zip(group, networks, strict=True):
+            save(
+                path(subset),
+                {"losses": query_losses(study.setup.denoiser(network), images, cond, draws)},
+                {"kind": "losses"},
+            )
+        shutil.rmtree(store)
+    return torch.stack([load(path(subset))[0]["losses"] for subset in subsets])
+
+
+@torch.no_grad()
+def query_losses(denoiser: Denoiser, x: Tensor, cond: Cond, draws: Draws) -> Tensor:
+    """The training loss of images x [Q, C, H, W], averaged over the draws: [Q] on the CPU."""
+    device = denoiser.device
+    total = torch.zeros(len(x))
+    for start in range(0, len(x), _CHUNK):
+        some = slice(start, start + _CHUNK)
+        here = map_cond(cond_rows(cond, some), lambda value: value.to(device))
+        images = x[some].to(device)
+        for draw in draws:
+            noise = draw.noise.to(images)
+            output = denoiser(
+                denoiser.process.add_noise(images, draw.sigma, noise), draw.sigma, here
+            )
+            total[some] += Outcome(
+                denoiser.process, images, draw.sigma, noise, output
+            ).loss().float().cpu() / len(draws)
+    return total
+
+
+def _interval(rows: Sequence[Tensor], seed: int = 0) -> Interval:
+    """A bootstrap interval of the mean over queries and seeds: seeds are drawn again, and queries
+    within each.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.zeros(_RESAMPLES, dtype=torch.float64)
+    for _ in rows:
+        chosen = torch.randint(len(rows), (_RESAMPLES,), generator=generator)
+        for index, row in enumerate(rows):
+            here = chosen == index
+            drawn = torch.randint(len(row), (int(here.sum()), len(row)), generator=generator)
+            values[here] += row.double()[drawn].mean(1) / len(rows)
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return Interval(float(low), float(high))

@@ -1,0 +1,227 @@
+"""The tidy table of a counterfactual evaluation, one row for each seed, method, budget, metric and
+query, and what it says.
+
+Summaries compare a method with the random controls of the same seeds and budget; the controls' own
+spread is always beside them.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import save_bytes
+from ..errors import WherefromError
+from .statistics import (
+    Estimate,
+    Interval,
+    auc_interval,
+    estimate,
+    per_seed_auc,
+    per_seed_ratio,
+    pooled_auc,
+    ratio_interval,
+)
+
+_CONTROL = "random "  # the names of controls begin so
+
+
+@dataclass(frozen=True)
+class Row:
+    """How alike a generated image and its regeneration are."""
+
+    seed: int
+    method: str
+    fraction: float
+    removed: int  # training images
+    metric: str
+    query: int
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What removing a method's finds did, by one metric."""
+
+    method: str
+    fraction: float
+    metric: str
+    auc: Estimate  # over seeds
+    auc_interval: Interval
+    pooled_auc: float
+    ratio: Estimate  # percent
+    ratio_interval: Interval
+    removed: float  # training images, mean over seeds
+    similarity: float  # mean
+
+
+class Results:
+    """The rows of an evaluation."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
+
+    # --- contents ---------------------------------------------------------------------------------
+
+    @property
+    def methods(self) -> list[str]:
+        """Their names, in order of appearance, without the controls."""
+        return [
+            name
+            for name in dict.fromkeys(row.method for row in self.rows)
+            if not name.startswith(_CONTROL)
+        ]
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(row.metric for row in self.rows))
+
+    @property
+    def fractions(self) -> list[float]:
+        return list(dict.fromkeys(row.fraction for row in self.rows))
+
+    def similarities(self, method: str, metric: str, fraction: float) -> dict[int, Tensor]:
+        """A method's by seed, [Q] each."""
+        found: dict[int, list[float]] = {}
+        for row in self.rows:
+            if (row.method, row.metric, row.fraction) == (method, metric, fraction):
+                found.setdefault(row.seed, []).append(row.similarity)
+        if not found:
+            raise WherefromError(
+                f"there is nothing of {method} at {100 * fraction:g} % by {metric} in these results"
+            )
+        return {seed: torch.tensor(values, dtype=torch.float64) for seed, values in found.items()}
+
+    def controls(self, metric: str, fraction: float) -> dict[int, Tensor]:
+        """Those of the random controls by seed, [C, Q] each."""
+        names = self.control_names
+        if not names:
+            raise WherefromError(
+                "these results have no random controls: run the evaluation with controls=3"
+            )
+        each = [self.similarities(name, metric, fraction) for name in names]
+        seeds = dict.fromkeys(seed for one in each for seed in one)
+        return {seed: torch.stack([one[seed] for one in each if seed in one]) for seed in seeds}
+
+    def removed(self, method: str, fraction: float) -> dict[int, int]:
+        """How many training images were removed, by seed."""
+        return {
+            row.seed: row.removed
+            for row in self.rows
+            if (row.method, row.fraction) == (method, fraction)
+        }
+
+    # --- what it says -----------------------------------------------------------------------------
+
+    def summary(self, method: str, metric: str, fraction: float) -> Summary:
+        """A method against the random controls of its seeds."""
+        mine, controls = self._against_random(method, metric, fraction)
+        sizes = list(self.removed(method, fraction).values())
+        return Summary(
+            method,
+            fraction,
+            metric,
+            estimate(per_seed_auc(mine, controls).values()),
+            auc_interval(mine, controls),
+            pooled_auc(mine, controls),
+            estimate(per_seed_ratio(mine, controls).values()),
+            ratio_interval(mine, controls),
+            sum(sizes) / len(sizes),
+            float(torch.cat(list(mine.values())).mean()),
+        )
+
+    def mean_auc(self, method: str, fraction: float) -> Estimate:
+        """The mean over metrics of the AUC in each seed, and over seeds: the paper's mu."""
+        by_metric = [
+            per_seed_auc(*self._against_random(method, metric, fraction)) for metric in self.metrics
+        ]
+        return estimate(
+            sum(one[seed] for one in by_metric) / len(by_metric) for seed in by_metric[0]
+        )
+
+    def _against_random(
+        self, method: str, metric: str, fraction: float
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """A method's similarities by seed, and those of the controls of its seeds."""
+        mine = self.similarities(method, metric, fraction)
+        return mine, {
+            seed: values for seed, values in self.controls(metric, fraction).items() if seed in mine
+        }
+
+    @property
+    def control_names(self) -> list[str]:
+        """Those of the random controls."""
+        return [
+            name
+            for name in dict.fromkeys(row.method for row in self.rows)
+            if name.startswith(_CONTROL)
+        ]
+
+    def at(self, fraction: float) -> Results:
+        """The rows of one budget."""
+        if fraction not in self.fractions:
+            known = ", ".join(f"{one:g}" for one in self.fractions)
+            raise WherefromError(
+                f"there is nothing at the fraction {fraction:g} in these results; there is {known}"
+            )
+        return Results([row for row in self.rows if row.fraction == fraction])
+
+    def updated(self, newer: Results) -> Results:
+        """These rows and those of another table, whose values count where both have one."""
+
+        def key(row: Row) -> tuple[object, ...]:
+            return row.seed, row.method, row.fraction, row.metric, row.query
+
+        return Results(
+            list(
+                (
+                    {key(row): row for row in self.rows} | {key(row): row for row in newer.rows}
+                ).values()
+            )
+        )
+
+    # --- on disk ----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the rows as CSV."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(field.name for field in dataclasses.fields(Row))
+        writer.writerows(dataclasses.astuple(row) for row in self.rows)
+        save_bytes(path, text.getvalue().encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Results:
+        """The rows of a CSV file that `save` wrote."""
+        if not Path(path).is_file():
+            raise WherefromError(f"there is no file {path}: run the evaluation first")
+        with open(path, newline="") as file:
+            try:
+                return cls(
+                    [
+                        Row(
+                            int(seed),
+                            method,
+                            float(fraction),
+                            int(removed),
+                            metric,
+                            int(query),
+                            float(similarity),
+                        )
+                        for seed, method, fraction, removed, metric, query, similarity in list(
+                            csv.reader(file)
+                        )[1:]
+                    ]
+                )
+            except ValueError as error:
+                raise WherefromError(
+                    f"{path} is not a table of results ({error}): restore it, or run the "
+                    "evaluation again"
+                ) from error

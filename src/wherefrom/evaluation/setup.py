@@ -1,0 +1,183 @@
+"""What an evaluation retrains: a network, its data, and how it is trained and sampled; from a
+preset, or one's own.
+
+Every random number is a function of a seed, so a run with other images left out shares all others
+with the full one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..artefacts.files import fingerprint
+from ..data.items import Cond, Dataset, item_shape, length, map_cond, split, stack_conds
+from ..diffusion.batches import data_fingerprint
+from ..diffusion.denoiser import Call, Denoiser
+from ..diffusion.process import Process
+from ..diffusion.sampling import sample
+from ..diffusion.seeds import stream
+from ..diffusion.together import train_together
+from ..diffusion.training import train
+from ..errors import WherefromError
+from ..models.presets import Preset
+
+_SAMPLED = 256  # images generated together
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model to be trained, again and again.
+
+    Args:
+        network: makes the untrained network of a seed, where it is to be trained.
+        process: what it predicts.
+        dataset: the training images.
+        training: arguments of `wherefrom.train`: steps, batch_size, lr and any other.
+        sampling_steps, guidance: of `wherefrom.sample`.
+        conditions: a data set whose items' conditions the queries are generated with; None:
+            without.
+        call: `call(network, x_sigma, sigma, cond)` adapts any signature.
+    """
+
+    network: Callable[[int], nn.Module]
+    process: Process
+    dataset: Dataset
+    training: Mapping[str, Any]
+    sampling_steps: int = 32
+    guidance: float = 1.0
+    conditions: Dataset | None = None
+    call: Call | None = None
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ("steps", "batch_size", "lr") if name not in self.training]
+        if missing:
+            raise WherefromError(
+                f"training says no {' and no '.join(missing)}: give the arguments that "
+                "wherefrom.train needs"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        preset: Preset,
+        dataset: Dataset,
+        device: str | torch.device | None = None,
+        conditions: Dataset | None = None,
+        **changes: Any,
+    ) -> Setup:
+        """A preset on a data set; `device`: None: a GPU where there is one; `changes`: arguments of
+        `wherefrom.train`.
+        """
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return cls(
+            lambda seed: preset.network(seed).to(place),
+            preset.network().process,
+            dataset,
+            {**preset.training, **changes},
+            preset.sampling_steps,
+            preset.guidance,
+            conditions,
+        )
+
+    def denoiser(self, network: nn.Module) -> Denoiser:
+        """The model that a trained network is."""
+        return Denoiser(network, self.process, self.call)
+
+    def trained(self, seed: int, store: str | os.PathLike[str]) -> nn.Module:
+        """The network that saw all images."""
+        return train(
+            self.network(seed),
+            self.process,
+            self.dataset,
+            seed=seed,
+            store=store,
+            call=self.call,
+            **self.training,
+        )
+
+    def retrained(
+        self,
+        seed: int,
+        keeps: Sequence[Tensor],
+        store: str | os.PathLike[str],
+        coupled: bool,
+        together: bool,
+    ) -> list[nn.Module]:
+        """The networks that saw only some images, [K] indices each, trained as one batched network
+        or one after the other.
+        """
+        network, settings = (
+            self.network(seed),
+            {**self.training, "seed": seed, "coupled": coupled, "call": self.call},
+        )
+        if together and len(keeps) > 1:
+            return train_together(
+                network, self.process, self.dataset, keeps=keeps, store=store, **settings
+            )
+        stores = [Path(store) / fingerprint(keep) for keep in keeps]
+        return [
+            train(network, self.process, self.dataset, keep=keep, store=place, **settings)
+            for keep, place in zip(keeps, stores, strict=True)
+        ]
+
+    def noise(self, seed: int, count: int) -> Tensor:
+        """The initial noise of a seed's queries, [count, C, H, W]; the first ones are the same
+        whatever the count.
+        """
+        shape = item_shape(self.dataset)
+        generators = [
+            torch.Generator().manual_seed(stream(seed, "query", index)) for index in range(count)
+        ]
+        return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+    def query_conditions(self, seed: int, count: int) -> Cond:
+        """The conditions of a seed's queries: those of items chosen at random."""
+        if self.conditions is None:
+            return None
+        available = length(self.conditions)
+        if count > available:
+            raise WherefromError(
+                f"{count} queries need as many conditions, and there are {available}: ask for "
+                "fewer queries"
+            )
+        chosen = torch.randperm(
+            available, generator=torch.Generator().manual_seed(stream(seed, "conditions", 0))
+        )[:count]
+        return stack_conds([split(self.conditions[index])[1] for index in chosen.tolist()])
+
+    def generated(self, network: nn.Module, seed: int, count: int) -> Tensor:
+        """What a network makes of a seed's noise, [count, C, H, W] on the CPU."""
+        denoiser, noise, cond = (
+            self.denoiser(network),
+            self.noise(seed, count),
+            self.query_conditions(seed, count),
+        )
+        parts = []
+        for start in range(0, count, _SAMPLED):
+            some = slice(start, start + _SAMPLED)
+            here = map_cond(cond, lambda value, some=some: value[some].to(denoiser.device))  # type: ignore[misc]
+            made = sample(
+                denoiser, noise[some].to(denoiser.device), here, self.sampling_steps, self.guidance
+            )
+            parts.append(made.cpu())
+        return torch.cat(parts)
+
+    def identity(self) -> dict[str, Any]:
+        """What every result depends on, as JSON can hold it."""
+        plain = {name: value for name, value in self.training.items() if name != "compile"}
+        return {
+            "process": fingerprint(self.process),
+            "data": data_fingerprint(self.dataset),
+            "conditions": None if self.conditions is None else data_fingerprint(self.conditions),
+            "network": fingerprint(dict(self.network(0).state_dict())),
+            **plain,
+            "sampling_steps": self.sampling_steps,
+            "guidance": self.guidance,
+        }

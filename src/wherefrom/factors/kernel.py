@@ -1,0 +1,297 @@
+"""The kernel <g_q, G^-1 g_i> of one block, exact, by the cheaper of two ways; pure maths on factors
+[batch, position, features].
+
+With a sample's gradient G = sum_t b_t a_t^T (a with its appended one), the kernel is <B^-1 G_q
+A^-1, G_i>. Either gradients are materialised and compared by one matrix product, or positions are
+compared pairwise, (a_it . a'_qs)(b_it . b'_qs), which is far cheaper where there are few: adaLN and
+embedding layers have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..layers.kinds import Block, Factors
+from .triangular import matmul, times_lower, times_transposed_lower
+
+Normalize = Literal["sample", "token", "gradient", "none"]
+Path = Literal["gradients", "pairs"]
+Scale = tuple[
+    Tensor | None, Tensor | None
+]  # weights of a and of b, each [B, 1] or [B, T]; None is one
+_CHUNK = 2**27  # elements of the largest temporary
+
+
+class Root(NamedTuple):
+    """W with W^T W = the inverse of a damped second moment; the column of the appended one apart, a
+    diagonal one as a vector.
+    """
+
+    weight: Tensor  # [rows, features], or [features] where diagonal
+    one: Tensor | None = None  # [rows]
+    lower: bool = False  # whether the weight is lower-triangular
+
+    def to(self, like: Tensor) -> Root:
+        """In another tensor's precision and place."""
+        return Root(
+            self.weight.to(like), None if self.one is None else self.one.to(like), self.lower
+        )
+
+    def times(self, x: Tensor) -> Tensor:
+        """W x for every position of x [B, T, features], with its appended one where W has a column
+        for it.
+        """
+        if self.weight.ndim == 1:
+            return x * self.weight
+        if not self.lower:
+            return F.linear(x, self.weight, self.one)
+        product = times_lower(x, self.weight)
+        if self.one is not None:
+            last = x.shape[-1]  # a lower-triangular W has zeros above in the one's column, the last
+            product[..., last:] += self.one[last:]
+        return product
+
+    def transpose_times(self, x: Tensor) -> Tensor:
+        """W^T x for every position of x [B, T, rows], without the appended one."""
+        if self.weight.ndim == 1:
+            return x * self.weight
+        return times_transposed_lower(x, self.weight) if self.lower else x @ self.weight
+
+
+Roots = tuple[Root | None, Root | None]  # of a and of b; None is the identity
+
+
+def weights(block: Block, factors: Factors, normalize: Normalize) -> Scale:
+    """The numbers that a and b are multiplied by to normalise them, each [B, 1], or [B, T] by
+    token; None is one.
+
+    "sample" divides the matrix [T, features] of a sample by its Frobenius norm, "token" each
+    position's vector by its own norm, "gradient" both by the root of the gradient's norm, so that
+    the gradient has norm one.
+    """
+    a, b = factors
+    precise = torch.promote_types(b.dtype, torch.float32)
+    if normalize == "none":
+        return None, None
+    if normalize == "gradient":
+        both = _inverse(_gradient_norm(block, factors).to(precise).sqrt())[:, None]
+        return (None, both**2) if a is None else (both, both)
+    over = (1, 2) if normalize == "sample" else (2,)
+    norm_b = torch.linalg.vector_norm(b, dim=over, dtype=precise)
+    scale_b = _inverse(norm_b.reshape(len(b), -1))
+    if a is None:
+        return None, scale_b
+    ones = block.one * (a.shape[1] if normalize == "sample" else 1)
+    norm_a = (torch.linalg.vector_norm(a, dim=over, dtype=precise) ** 2 + ones).sqrt()
+    return _inverse(norm_a.reshape(len(b), -1)), scale_b
+
+
+def _inverse(norm: Tensor) -> Tensor:
+    """1 / norm, kept finite where there is nothing to normalise: zero times it stays zero."""
+    return norm.clamp_min(1e-18).reciprocal()
+
+
+def scaled(x: Tensor, weight: Tensor | None) -> Tensor:
+    """x [B, T, features] times weights [B, 1] or [B, T]."""
+    return x if weight is None else x * weight[..., None].to(x.dtype)
+
+
+def _joint(scale: Scale) -> Tensor | None:
+    """The weights of a and b in one: their product does for both factors."""
+    one, other = scale
+    return other if one is None else one if other is None else one * other
+
+
+def _gradient_norm(block: Block, factors: Factors) -> Tensor:
+    """The Frobenius norm of each sample's gradient, [B]."""
+    a, b = factors
+    if a is None:
+        return torch.linalg.vector_norm(b, dim=(1, 2))
+    squares = torch.linalg.vector_norm(b.transpose(1, 2) @ a, dim=(1, 2)) ** 2
+    return (squares + block.one * (b.sum(1) ** 2).sum(1)).sqrt()
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the kernel for one block: factors, ready to be compared by the way
+    `path` says.
+    """
+
+    path: Path
+    a: Tensor | None = None  # [B, T, p], path "pairs"
+    one: Tensor | None = None  # [B, T]: what a's appended one has become, where preconditioned
+    b: Tensor | None = None  # [B, T, q]
+    gradient: Tensor | None = (
+        None  # [B, q * p], path "gradients"; a vector block has its vector here
+    )
+    ones_gradient: Tensor | None = None  # [B, q]: the gradient's last column, the bias's
+    scale: Tensor | None = None  # [B, 1]: a number for each sample, not yet multiplied in
+
+
+def choose(block: Block, positions: int, queries: int) -> Path:
+    """The way that takes fewer operations for one training sample against all queries."""
+    p, q = block.columns, block.outputs
+    if block.inputs == 0:
+        return "gradients"  # a vector is its own gradient
+    gradients = 2 * positions * p * q + 2 * queries * p * q
+    pairs = 2 * queries * positions**2 * (p + q)
+    return "pairs" if pairs < gradients else "gradients"
+
+
+def plain_side(block: Block, factors: Factors, scale: Scale, path: Path) -> Side:
+    """A side as it is: the many training samples."""
+    (a, b), joint = factors, _joint(scale)
+    if path == "pairs":
+        return Side("pairs", a=a, b=scaled(b, joint))
+    if a is None:
+        return Side("gradients", gradient=scaled(b, joint)[:, 0])
+    if joint is not None and joint.shape[1] > 1:
+        b, joint = scaled(b, joint), None
+    gradient = torch.bmm(b.transpose(1, 2), a).flatten(1)  # [B, q * p]
+    # a number a sample is folded into the small result of the comparison, not into the large
+    # gradient
+    return Side(
+        "gradients", gradient=gradient, ones_gradient=b.sum(1) if block.one else None, scale=joint
+    )
+
+
+def whitened(block: Block, factors: Factors, roots: Roots) -> Factors:
+    """W_a a (with its one) and W_b b, whose plain kernel is the preconditioned one: A^-1 = W_a^T
+    W_a, B^-1 = W_b^T W_b.
+    """
+    a, b = factors
+    root_a, root_b = roots
+    if root_b is not None:
+        b = root_b.to(b).times(b)
+    if a is None:
+        return Factors(None, b)
+    if root_a is None:
+        return Factors(F.pad(a, (0, 1), value=1.0) if block.one else a, b)
+    return Factors(root_a.to(a).times(a), b)
+
+
+def preconditioned_side(
+    block: Block, factors: Factors, scale: Scale, roots: Roots, path: Path
+) -> Side:
+    """A side with A^-1 and B^-1 applied: the few queries."""
+    a, b = whitened(block, factors, roots)
+    root_a, root_b = roots
+    if root_b is not None:
+        b = root_b.to(b).transpose_times(b)
+    b = scaled(b, _joint(scale))
+    if a is None:
+        return Side("gradients", gradient=b[:, 0])
+    if root_a is None:
+        inner, one = a[..., : block.inputs], a[..., block.inputs] if block.one else None
+    else:
+        root_a = root_a.to(a)
+        inner, one = (
+            root_a.transpose_times(a),
+            None if root_a.one is None else a @ root_a.one,
+        )  # [B, T, p], [B, T]
+    if path == "pairs":
+        return Side("pairs", a=inner, one=one, b=b)
+    ones = None if one is None else torch.einsum("bt,btq->bq", one, b)
+    return Side(
+        "gradients", gradient=torch.bmm(b.transpose(1, 2), inner).flatten(1), ones_gradient=ones
+    )
+
+
+def summed_gradient(block: Block, factors: Factors) -> Tensor:
+    """Each sample's gradient, the bias's column last: [B, q, p + one]; a vector block's as [B, q,
+    1].
+    """
+    a, b = factors
+    if a is None:
+        return b.transpose(1, 2)
+    gradient = torch.bmm(b.transpose(1, 2), a)
+    return torch.cat([gradient, b.sum(1)[..., None]], 2) if block.one else gradient
+
+
+def preconditioned_gradients(block: Block, gradients: Tensor, roots: Roots) -> Side:
+    """A side with A^-1 and B^-1 applied to gradients [Q, q, p + one], which may be sums
+    of several.
+    """
+    root_a, root_b = roots
+    if root_b is not None:
+        root_b = root_b.to(gradients)
+        gradients = root_b.transpose_times(root_b.times(gradients.transpose(1, 2))).transpose(1, 2)
+    if block.inputs == 0:
+        return Side("gradients", gradient=gradients[..., 0])
+    if root_a is not None:
+        root_a = root_a.to(gradients)
+        full = (
+            root_a.weight
+            if root_a.one is None
+            else torch.cat([root_a.weight, root_a.one[:, None]], 1)
+        )
+        gradients = gradients @ full.T @ full
+    inner, one = gradients[..., : block.inputs], gradients[..., block.inputs] if block.one else None
+    return Side("gradients", gradient=inner.flatten(1), ones_gradient=one)
+
+
+def compare(queries: Side, samples: Side) -> Tensor:
+    """The kernel of every query with every sample, [Q, B], in float32 or better."""
+    if samples.path == "pairs":
+        return _compare_pairs(queries, samples)
+    assert queries.gradient is not None
+    assert samples.gradient is not None
+    kernel = matmul(queries.gradient, samples.gradient.T)
+    if queries.ones_gradient is not None and samples.ones_gradient is not None:
+        kernel = kernel + matmul(queries.ones_gradient, samples.ones_gradient.T)
+    if samples.scale is not None:
+        kernel = kernel * samples.scale.T
+    return kernel if queries.scale is None else kernel * queries.scale
+
+
+def _compare_pairs(queries: Side, samples: Side) -> Tensor:
+    """sum over positions t of the sample and s of the query of (a_t . a'_s + one'_s)(b_t
+    . b'_s).
+    """
+    assert queries.a is not None
+    assert queries.b is not None
+    assert samples.a is not None
+    assert samples.b is not None
+    (count, there, _), (many, here, _) = queries.a.shape, samples.a.shape
+    rows = max(1, _CHUNK // max(1, count * there * here))  # never the whole Q x N x T x T
+    parts = []
+    for start in range(0, many, rows):
+        some = slice(start, start + rows)
+        products = matmul(
+            queries.a.flatten(0, 1), samples.a[some].flatten(0, 1).T
+        )  # [Q * S, b * T]
+        if queries.one is not None:
+            products = products + queries.one.reshape(-1, 1).to(products.dtype)
+        products = products * matmul(queries.b.flatten(0, 1), samples.b[some].flatten(0, 1).T)
+        parts.append(products.reshape(count, there, -1, here).sum((1, 3)))
+    return torch.cat(parts, 1)
+
+
+def own_kernel(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
+    """The kernel of every sample with itself, [B]."""
+    a, b = whitened(block, factors, roots)
+    b = scaled(b, _joint(scale))
+    gradient = b if a is None else torch.bmm(b.transpose(1, 2), a)
+    return (
+        torch.linalg.vector_norm(
+            gradient, dim=(1, 2), dtype=torch.promote_types(b.dtype, torch.float32)
+        )
+        ** 2
+    )
+
+
+def gram(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
+    """The kernel of every sample of a batch with every other, [B, B]: whitened once, compared with
+    itself.
+    """
+    path = choose(block, factors.b.shape[1], len(factors.b))
+    bare = Block(
+        block.name, block.inputs and block.columns, block.outputs
+    )  # the one is inside a now
+    side = plain_side(bare, whitened(block, factors, roots), scale, path)
+    return compare(side, side)

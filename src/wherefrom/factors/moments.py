@@ -1,0 +1,156 @@
+"""The Kronecker-factored curvature of every block: streaming second moments of the factors, and
+roots of their damped inverses.
+
+A = mean over samples, draws and positions of a a^T, B likewise of b b^T (Eq. 12). Damping adds a
+share of each factor's own mean eigenvalue; W with W^T W = (A + damping)^-1 comes from a Cholesky
+factorisation in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import WherefromError
+from ..layers.kinds import Block, Factors
+from .kernel import Root, Roots, scaled
+from .triangular import add_gram, inverse_lower, matmul, symmetric
+
+
+class Moments:
+    """Sums of a a^T and b b^T for every block, and over how many positions."""
+
+    def __init__(self, blocks: Sequence[Block], device: torch.device, dtype: torch.dtype) -> None:
+        self.blocks = {block.name: block for block in blocks}
+        self.sums: dict[str, Tensor] = {}  # of a matrix, only the lower triangle
+        self.counts: dict[str, int] = dict.fromkeys(self.blocks, 0)
+        for block in blocks:
+            if block.inputs:
+                self.sums[f"{block.name}/a"] = torch.zeros(
+                    block.columns, block.columns, device=device, dtype=dtype
+                )
+            shape = (block.outputs,) if block.diagonal else (block.outputs, block.outputs)
+            self.sums[f"{block.name}/b"] = torch.zeros(shape, device=device, dtype=dtype)
+
+    def add_inputs(self, block: Block, factors: Factors, scale: Tensor | None) -> None:
+        """Add a batch of inputs a, multiplied by their normalising weights [B, 1] or [B, T]; None
+        is one.
+        """
+        a = factors.a
+        if a is None:
+            return
+        total = self.sums[f"{block.name}/a"]
+        weighted = scaled(a, scale).flatten(0, 1)  # [B * T, p]
+        inner = slice(0, block.inputs)
+        add_gram(total[inner, inner], weighted)
+        if block.one:
+            # the normalised one of every position
+            column = (
+                (total.new_ones(1, 1) if scale is None else scale).expand(a.shape[:2]).flatten()
+            )
+            cross = matmul(weighted.T, column[:, None].to(weighted.dtype))[:, 0]
+            total[-1, inner] += cross
+            total[-1, -1] += (column**2).sum()
+
+    def add_outputs(self, block: Block, factors: Factors, scale: Tensor | None) -> None:
+        """Add a batch of output gradients b, multiplied by their normalising weights, and count its
+        positions.
+        """
+        b = factors.b
+        self.counts[block.name] += b.shape[0] * b.shape[1]
+        total = self.sums[f"{block.name}/b"]
+        weighted = scaled(b, scale).flatten(0, 1)  # [B * T, q]
+        if block.diagonal:
+            total += (weighted.to(total.dtype) ** 2).sum(0)
+        else:
+            add_gram(total, weighted)
+
+    def matrix(self, name: str, side: Literal["a", "b"]) -> Tensor:
+        """The second moment of one side of a block: a symmetric matrix, or a vector where it is
+        diagonal.
+        """
+        total = self.sums[f"{name}/{side}"] / max(1, self.counts[name])
+        return total if total.ndim == 1 else symmetric(total)
+
+    @property
+    def finite(self) -> bool:
+        """Whether everything added so far was finite: what is not shows on the diagonals."""
+        traces = [
+            (total if total.ndim == 1 else total.diagonal()).sum() for total in self.sums.values()
+        ]
+        return bool(torch.isfinite(torch.stack(traces)).all())
+
+    def roots(self, damping: float, dtype: torch.dtype) -> dict[str, Roots]:
+        """W_a and W_b of every block."""
+        return {
+            name: (
+                _root(
+                    self.sums[f"{name}/a"],
+                    self.counts[name],
+                    damping,
+                    f"{name}, inputs",
+                    dtype,
+                    block.one,
+                )
+                if block.inputs
+                else None,
+                _root(
+                    self.sums[f"{name}/b"],
+                    self.counts[name],
+                    damping,
+                    f"{name}, output gradients",
+                    dtype,
+                ),
+            )
+            for name, block in self.blocks.items()
+        }
+
+    def restore(self, sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
+        """Take up sums and counts that were saved."""
+        for name, total in self.sums.items():
+            total.copy_(sums[name])
+        self.counts = dict(counts)
+
+
+def _root(
+    total: Tensor, count: int, damping: float, what: str, dtype: torch.dtype, one: bool = False
+) -> Root:
+    """W with W^T W = (total / count + damping * mean eigenvalue)^-1; a vector is a diagonal matrix.
+
+    Its rows are padded with zeros to a multiple of 8, which changes no product and keeps matrix
+    units on their fast path.
+    """
+    moment = total.double() / max(
+        1, count
+    )  # of a matrix, the lower triangle, which is all that Cholesky reads
+    diagonal = moment if moment.ndim == 1 else moment.diagonal()
+    mean = float(diagonal.mean())
+    if not math.isfinite(mean):  # what is not finite shows on the diagonal
+        raise WherefromError(
+            f"the curvature of {what}, is not finite: look for NaN or infinity in the data or "
+            "the network"
+        )
+    if mean <= 0:  # no gradient ever reached it: it has nothing to say
+        return _split(torch.zeros_like(total, dtype=dtype), one)
+    diagonal += damping * mean
+    if moment.ndim == 1:
+        return Root(moment.rsqrt().to(dtype))
+    factor, failed = torch.linalg.cholesky_ex(moment.div_(mean))
+    if int(failed):
+        raise WherefromError(
+            f"the curvature of {what}, cannot be inverted: raise damping above {damping:g}"
+        )
+    root = inverse_lower(factor).div_(mean**0.5).to(dtype)
+    return _split(torch.nn.functional.pad(root, (0, 0, 0, -len(root) % 8)), one)
+
+
+def _split(root: Tensor, one: bool) -> Root:
+    return (
+        Root(root[:, :-1].contiguous(), root[:, -1].contiguous(), lower=True)
+        if one
+        else Root(root, lower=True)
+    )

@@ -1,0 +1,155 @@
+"""Named settings: a network and how to train and sample it, for the demo's digits, for the paper's
+three experiments, and for smaller ones like them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data.items import Dataset
+from ..diffusion.training import train
+from ..errors import WherefromError
+from .dit import DiT
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A network of a known size and the numbers that train it well."""
+
+    name: str
+    build: Callable[[], DiT]
+    steps: int
+    batch_size: int
+    lr: float
+    warmup: int
+    decay: int = 0
+    ema: float = 0.999
+    flip: bool = False
+    augment: float = 0.0
+    guidance: float = 1.0  # of sampling
+    sampling_steps: int = 32
+
+    def network(self, seed: int = 0) -> DiT:
+        """The untrained network; the same seed gives the same weights."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.build()
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """The arguments of `wherefrom.train`."""
+        names = ("steps", "batch_size", "lr", "ema", "warmup", "decay", "flip", "augment")
+        return {name: getattr(self, name) for name in names}
+
+    def train(
+        self,
+        dataset: Dataset,
+        store: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+        **changes: Any,
+    ) -> nn.Module:
+        """`wherefrom.train` with this preset's network and settings; `changes` are further
+        arguments of it.
+        """
+        network = changes.pop("network", None) or self.network(seed)
+        return train(
+            network,
+            network.process,
+            dataset,
+            store=store,
+            seed=seed,
+            **{**self.training, **changes},
+        )
+
+
+def _digits() -> DiT:
+    # on a CPU, dropout and 32 register tokens would triple the price of a step, and the tanh of
+    # GELU would add a third
+    small: dict[str, Any] = {
+        "width": 96,
+        "depth": 2,
+        "heads": 4,
+        "cond_width": 64,
+        "registers": 1,
+        "stem_kernel": 3,
+    }
+    return DiT(
+        image_size=8, channels=1, stem=(4,), resample=(1,), gelu="none", dropout=0.0, **small
+    )
+
+
+def _cifar10_small() -> DiT:
+    # no stem: a few channels at full resolution cost time in every step, and on a CPU most of TID's
+    small: dict[str, Any] = {
+        "width": 256,
+        "depth": 6,
+        "heads": 4,
+        "patch": 4,
+        "cond_width": 128,
+        "registers": 4,
+    }
+    return DiT(stem=(), resample=(), dropout=0.0, **small)
+
+
+def _small_64(**condition: Any) -> DiT:
+    small: dict[str, Any] = {
+        "width": 256,
+        "depth": 6,
+        "heads": 4,
+        "patch": 4,
+        "cond_width": 256,
+        "registers": 4,
+    }
+    return DiT(
+        image_size=64,
+        stem=(8, 8),
+        resample=(1, 2),
+        stem_kernel=3,
+        dropout=0.0,
+        **small,
+        **condition,
+    )
+
+
+_SMALL: dict[str, Any] = {"batch_size": 256, "warmup": 200, "flip": True}
+_PAPER: dict[str, Any] = {"batch_size": 128, "warmup": 10_000, "flip": True, "augment": 0.12}
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        Preset("digits", _digits, steps=1400, batch_size=64, lr=2e-3, warmup=70, ema=0.998),
+        Preset("cifar10-small", _cifar10_small, steps=4000, lr=1e-3, decay=2000, **_SMALL),
+        Preset(
+            "wikiart-small",
+            partial(_small_64, classes=10),
+            steps=6000,
+            lr=1e-3,
+            guidance=2.0,
+            **_SMALL,
+        ),
+        Preset(
+            "coco-small",
+            partial(_small_64, cond_dim=768),
+            steps=6000,
+            lr=1e-3,
+            guidance=3.0,
+            **_SMALL,
+        ),
+        Preset("cifar10", DiT.cifar10, steps=200_000, lr=1e-4, **_PAPER),
+        Preset("artbench10", DiT.artbench10, steps=250_000, lr=2e-4, guidance=2.0, **_PAPER),
+        Preset("coco", DiT.coco, steps=300_000, lr=2e-4, guidance=3.0, **_PAPER),
+    )
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset of a name."""
+    if name not in PRESETS:
+        raise WherefromError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,183 @@
+"""Figures as PNG files, drawn off screen with matplotlib."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..artefacts.files import save_bytes
+from ..errors import need
+
+
+def image_row(
+    path: str | os.PathLike[str], images: Tensor, captions: Sequence[str], title: str
+) -> None:
+    """Images [K, C, H, W] in [-1, 1] side by side, each with a caption."""
+    figure, axes = _canvas(1, len(images), title)
+    for axis, image, caption in zip(axes[0], images, captions, strict=True):
+        _show(axis, image, caption)
+    _write(figure, path)
+
+
+class Found(NamedTuple):
+    """What one method found for each query."""
+
+    most: Tensor  # training images [Q, k, C, H, W], most influential first
+    least: Tensor  # likewise, least influential first
+    captions: Sequence[tuple[Sequence[str], Sequence[str]]]  # of both, for each query
+
+
+def attribution_rows(
+    path: str | os.PathLike[str], queries: Tensor, methods: Mapping[str, Found], title: str
+) -> None:
+    """For each query [Q, C, H, W] in [-1, 1] a row for each method: its most and its least
+    influential training images.
+    """
+    k = next(iter(methods.values())).most.shape[1]
+    rows = [(query, name) for query in range(len(queries)) for name in methods]
+    figure, axes = _canvas(
+        len(rows), 2 * k + 3, f"{title}\n\n", ratios=[1, 0.6, *[1] * k, 0.3, *[1] * k]
+    )
+    for line, (query, name) in zip(axes, rows, strict=True):
+        found = methods[name]
+        if name == next(iter(methods)):
+            _show(line[0], queries[query], "")
+        line[1].text(0.9, 0.5, name, ha="right", va="center", fontsize=9)
+        for place in range(k):
+            _show(line[2 + place], found.most[query, place], found.captions[query][0][place])
+            _show(line[3 + k + place], found.least[query, place], found.captions[query][1][place])
+    for place, words in (
+        (0, "generated"),
+        (2, "most influential training images"),
+        (3 + k, "least influential"),
+    ):
+        heading = axes[0][place].annotate(
+            words, (0, 1.35), xycoords="axes fraction", fontsize=9, annotation_clip=False
+        )
+        heading.set_in_layout(False)  # it may run over the columns to its right
+    _write(figure, path)
+
+
+def image_grid(path: str | os.PathLike[str], rows: Mapping[str, Tensor], title: str) -> None:
+    """Rows of images [K, C, H, W] in [-1, 1], each under its name."""
+    columns = max(len(images) for images in rows.values())
+    figure, axes = _canvas(len(rows), columns + 1, title, ratios=[1.6, *[1] * columns])
+    for line, (name, images) in zip(axes, rows.items(), strict=True):
+        line[0].text(1, 0.5, name, ha="right", va="center", fontsize=9)
+        for axis, image in zip(line[1:], images, strict=False):
+            _show(axis, image, "")
+    _write(figure, path)
+
+
+def scatter(
+    path: str | os.PathLike[str],
+    points: Mapping[str, tuple[float, float, float]],
+    across: str,
+    up: str,
+    line: float,
+) -> None:
+    """Named points (x, y, error of y) on a logarithmic x, with a dotted line at one height."""
+    need("matplotlib", "demo")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
+
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    for name, (x, y, error) in points.items():
+        axis.errorbar(
+            x,
+            y,
+            yerr=error or None,
+            fmt="o",
+            color="tab:blue" if name.startswith("TID") else "0.4",
+            capsize=2,
+        )
+    axis.axhline(line, color="tab:orange", linestyle=":")
+    axis.set(xscale="log", xlabel=across, ylabel=up)
+    axis.spines[["top", "right"]].set_visible(False)
+    leader = {
+        "arrowstyle": "-",
+        "color": "0.6",
+        "linewidth": 0.6,
+        "shrinkA": 0,
+        "shrinkB": 4,
+    }  # from a label to its point
+    labels = [
+        axis.annotate(
+            name, (x, y), (5, 4), textcoords="offset points", fontsize=8, arrowprops=leader
+        )
+        for name, (x, y, _) in points.items()
+    ]
+    figure.canvas.draw()  # from here on it is known how large labels are
+    taken: list[Any] = []
+    for x, y, error in points.values():
+        (across_at, low), (_, middle), (_, high) = (
+            axis.transData.transform((x, y + off)) for off in (-error, 0, error)
+        )
+        taken.append(Bbox.from_bounds(across_at - 4, middle - 4, 8, 8))
+        taken.append(Bbox.from_extents(across_at - 1, low, across_at + 1, high))
+    for label in labels:
+        boxes = {
+            place: _put(label, place)
+            for place in product((4, -10, 14, -20, 24, -30, 34, -40), (1, -1))
+        }
+        inside = {
+            place: box
+            for place, box in boxes.items()
+            if box.x0 > axis.bbox.x0 and box.x1 < figure.bbox.x1
+        }
+        overlaps = {
+            place: sum(box.overlaps(other) for other in taken)
+            for place, box in (inside or boxes).items()
+        }
+        taken.append(_put(label, min(overlaps, key=overlaps.__getitem__)))
+    _write(figure, path)
+
+
+def _put(label: Any, place: tuple[int, int]) -> Any:
+    """Move a point's label some way up and to one side; the box of its words, without the line to
+    the point.
+    """
+    from matplotlib.text import Text
+
+    height, side = place
+    label.set(position=(5 * side, height), horizontalalignment="left" if side > 0 else "right")
+    return Text.get_window_extent(label)
+
+
+def _canvas(
+    rows: int, columns: int, title: str, ratios: Sequence[float] | None = None
+) -> tuple[Any, Any]:
+    need("matplotlib", "demo")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.9 * columns + 0.3, 1.1 * rows + 0.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11)
+    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=ratios)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    return figure, axes
+
+
+def _show(axis: Any, image: Tensor, caption: str) -> None:
+    pixels = ((image.detach().cpu().float() + 1) / 2).clamp(0, 1)
+    if len(pixels) == 1:
+        axis.imshow(1 - pixels[0].numpy(), cmap="gray", vmin=0, vmax=1)  # ink on paper
+    else:
+        axis.imshow(pixels.permute(1, 2, 0).numpy())
+    axis.set_title(caption, fontsize=7, pad=2)
+
+
+def _write(figure: Any, path: str | os.PathLike[str]) -> None:
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=120)
+    save_bytes(path, png.getvalue())

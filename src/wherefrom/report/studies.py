@@ -1,0 +1,95 @@
+"""The paper's figures from the folder of an evaluation: what a removal changed, what was found, and
+accuracy against cost.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import load
+from ..attribution.result import ranked
+from ..data.items import Dataset, split
+from ..errors import WherefromError
+from ..evaluation.counterfactual import regenerated_path
+from .figures import Found, attribution_rows, image_grid, scatter
+from .tables import Tables
+
+_SHOWN = 8  # images in a row
+_QUERIES = 2  # whose finds are shown, a row for each method
+
+
+def regenerated(
+    tables: Tables, path: Path, methods: list[str] | None = None, seed: int | None = None
+) -> None:
+    """Original images in the first row, and below them what became of them once each method's finds
+    were removed.
+    """
+    seed = tables.seeds[0] if seed is None else seed
+    original = _queries(tables, seed)[:_SHOWN]
+    rows = {"original": original}
+    for name in [*(methods or tables.methods), *tables.results.control_names[:1]]:
+        rows[name] = load(regenerated_path(tables.folder / f"seed-{seed}", name, tables.fraction))[
+            0
+        ]["images"][:_SHOWN]
+    image_grid(
+        path,
+        rows,
+        f"regenerated from the same noise, seed {seed}, top {100 * tables.fraction:g} % removed",
+    )
+
+
+def found(
+    tables: Tables,
+    path: Path,
+    dataset: Dataset,
+    methods: list[str] | None = None,
+    seed: int | None = None,
+) -> None:
+    """Some queries with each method's most and least influential training images."""
+    seed = tables.seeds[0] if seed is None else seed
+    queries = _queries(tables, seed)[:_QUERIES]
+    shown = {}
+    for name in methods or tables.methods:
+        hits = ranked(_scores(tables, seed, name)[: len(queries)], _SHOWN)
+        captions = [
+            ([f"#{index}" for index in most], [f"#{index}" for index in least])
+            for most, least in zip(hits.indices.tolist(), hits.least_indices.tolist(), strict=True)
+        ]
+        shown[name] = Found(
+            _images(dataset, hits.indices), _images(dataset, hits.least_indices), captions
+        )
+    attribution_rows(path, queries, shown, f"which training images made these? (seed {seed})")
+
+
+def accuracy_and_cost(tables: Tables, path: Path) -> None:
+    """The mean AUC of each method against the seconds that a query takes."""
+    points = {}
+    for name in tables.methods:
+        value = tables.results.mean_auc(name, tables.fraction)
+        points[name] = (tables.cost(name)[1], value.mean, value.error if value.count > 1 else 0.0)
+    scatter(
+        path,
+        points,
+        "seconds a query, everything else done",
+        "mean AUC against random removal",
+        line=0.5,
+    )
+
+
+def _queries(tables: Tables, seed: int) -> Tensor:
+    return load(tables.folder / f"seed-{seed}" / "queries.safetensors")[0]["images"]
+
+
+def _scores(tables: Tables, seed: int, method: str) -> Tensor:
+    path = tables.scores_path(seed, method)
+    if not path.exists():
+        raise WherefromError(f"{tables.folder} has no scores of {method} for seed {seed}")
+    return load(path)[0]["scores"]
+
+
+def _images(dataset: Dataset, indices: Tensor) -> Tensor:
+    flat = torch.stack([split(dataset[index])[0] for index in indices.flatten().tolist()])
+    return flat.unflatten(0, indices.shape)

@@ -1,0 +1,402 @@
+"""The paper's tables from the folder of an evaluation: AUC, ablations, removal sizes, budgets,
+ratios, pairs and overlaps, costs.
+
+A table is a title, a head and rows of text; it writes itself as Markdown and as CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import load, load_json, read_header, save_bytes
+from ..attribution.result import ranked
+from ..baselines.ablations import ablations as every_ablation
+from ..errors import WherefromError
+from ..evaluation.counterfactual import slug
+from ..evaluation.lds import LDS
+from ..evaluation.results import Results
+from ..evaluation.statistics import (
+    Estimate,
+    Interval,
+    PerSeed,
+    budget,
+    expected_random_union,
+    noise,
+    paired_test,
+    random_ratio,
+)
+
+_ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
+_RANDOM = "random against random"
+_UNKNOWN = "unknown: a single control"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """As Markdown, the title above."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return (
+            f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        )
+
+    def csv(self) -> str:
+        """As CSV, without the title."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.head, *self.rows])
+        return text.getvalue()
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write both."""
+        save_bytes(folder / f"{name}.md", self.markdown().encode())
+        save_bytes(folder / f"{name}.csv", self.csv().encode())
+
+
+def lds_tables(found: Mapping[str, LDS], subsets: int) -> tuple[Table, Table]:
+    """The linear datamodelling scores of methods, and those of every query, from which the first
+    follows.
+    """
+    rows = [
+        [name, f"{_estimate(one.mean)} {_interval(one.interval)}"] for name, one in found.items()
+    ]
+    over = _seeds(len(next(iter(found.values())).queries))
+    title = f"Linear datamodelling score, {subsets} subsets, {over}; mean over seeds ± standard error [95 % interval]"
+    each = [
+        [str(seed), name, str(query), str(value)]
+        for name, one in found.items()
+        for seed, values in one.queries.items()
+        for query, value in enumerate(values.tolist())
+    ]
+    return Table(title, ["scores of", "rank correlation"], rows), Table(
+        title, ["seed", "method", "query", "rank correlation"], each
+    )
+
+
+class Tables:
+    """The tables of one evaluation.
+
+    Args:
+        folder: where it was run.
+        fraction: the budget that tables of one budget are of; None: the first.
+    """
+
+    def __init__(self, folder: str | Path, fraction: float | None = None) -> None:
+        self.folder = Path(folder)
+        self.every_budget = Results.load(self.folder / "results.csv")
+        if not self.every_budget.rows:
+            raise WherefromError(
+                f"{self.folder / 'results.csv'} has no rows: run the evaluation with methods "
+                "or controls"
+            )
+        self.settings: dict[str, Any] = load_json(self.folder / "settings.json")
+        self.fraction = self.every_budget.fractions[0] if fraction is None else fraction
+        self.results = self.every_budget.at(self.fraction)
+        self.seeds = sorted({row.seed for row in self.results.rows})
+
+    def auc(self) -> Table:
+        """Table 1: AUC by metric and their mean; the last row is the instrument's own noise."""
+        return self._auc(self.methods, self.results, self.seeds)
+
+    @property
+    def methods(self) -> list[str]:
+        """All but the ablations of TID, which are compared among themselves."""
+        return [name for name in self.results.methods if name not in _ABLATIONS]
+
+    def ablations(self) -> Table:
+        """The same of TID and of its ablations, in the seeds that have all of them."""
+        names, seeds = self._ablated()
+        if not seeds:
+            raise WherefromError(
+                f"no seed in {self.folder} has all of {', '.join(names)}: run them with the "
+                "same seeds"
+            )
+        return self._auc(
+            names, Results([row for row in self.results.rows if row.seed in seeds]), seeds
+        )
+
+    def _ablated(self) -> tuple[list[str], list[int]]:
+        """TID and its ablations, and the seeds that have all of them."""
+        names = [name for name in self.results.methods if name in _ABLATIONS or name == "TID"]
+        return names, [
+            seed
+            for seed in self.seeds
+            if all(seed in self.results.removed(name, self.fraction) for name in names)
+        ]
+
+    def _auc(self, methods: Sequence[str], results: Results, seeds: Sequence[int]) -> Table:
+        at, rows = self.fraction, []
+        for method in methods:
+            found = [results.summary(method, metric, at) for metric in results.metrics]
+            each = [f"{_estimate(one.auc)} {_interval(one.auc_interval)}" for one in found]
+            pooled = sum(one.pooled_auc for one in found) / len(found)
+            rows.append([method, *each, _estimate(results.mean_auc(method, at)), _number(pooled)])
+        controls = [results.controls(metric, at) for metric in results.metrics]
+        rows.append([_RANDOM, *(_stray(one) for one in controls), _stray(*controls), ""])
+        head = ["removal chosen by", *results.metrics, "mean", "pooled"]
+        title = f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error [95 % interval]"
+        return Table(title, head, rows)
+
+    def ratios(self) -> Table:
+        """How much less alike than after random removal, in percent of its median."""
+        results, at, rows = self.results, self.fraction, []
+        for method in results.methods:
+            found = [results.summary(method, metric, at) for metric in results.metrics]
+            each = [
+                f"{one.ratio.mean:+.1f} [{one.ratio_interval.low:+.1f}, "
+                f"{one.ratio_interval.high:+.1f}]"
+                for one in found
+            ]
+            rows.append([method, *each])
+        rows.append(
+            [_RANDOM, *(_stray_ratio(results.controls(metric, at)) for metric in results.metrics)]
+        )
+        return Table(
+            f"Similarity ratio, percent, {self._words()} [95 % interval]",
+            ["removal chosen by", *results.metrics],
+            rows,
+        )
+
+    def removals(self) -> Table:
+        """How many training images the union over queries has."""
+        results, at, rows = self.results, self.fraction, []
+        for method in [*results.methods, *results.control_names]:
+            sizes = results.removed(method, at)
+            rows.append(
+                [method, *(f"{sizes[seed]:,}" if seed in sizes else "" for seed in self.seeds)]
+            )
+        queries = 1 + max(row.query for row in results.rows)
+        images = self._images()
+        if images is not None:
+            expected = expected_random_union(images, budget(images, at), queries)
+            rows.append(["random, expected", *[f"{expected:,.0f}"] * len(self.seeds)])
+        return Table(
+            f"Training images removed, {self._words()}",
+            ["chosen by", *(f"seed {seed}" for seed in self.seeds)],
+            rows,
+        )
+
+    def budgets(self) -> Table:
+        """The mean AUC at every budget."""
+        results, rows = self.every_budget, []
+        done = {(row.method, row.fraction) for row in results.rows}
+        for method in results.methods:
+            each = (
+                _estimate(results.mean_auc(method, at)) if (method, at) in done else ""
+                for at in results.fractions
+            )
+            rows.append([method, *each])
+        rows.append(
+            [
+                _RANDOM,
+                *(
+                    _stray(*(results.controls(metric, at) for metric in results.metrics))
+                    for at in results.fractions
+                ),
+            ]
+        )
+        return Table(
+            "Mean AUC by share removed for each query",
+            ["removal chosen by", *(f"{100 * at:g} %" for at in results.fractions)],
+            rows,
+        )
+
+    def pairs(self) -> Table:
+        """Whether two methods differ, query by query, by the first metric; then two random
+        removals, which should not.
+        """
+        results, metric, rows = self.results, self.results.metrics[0], []
+        for one, other in [
+            *combinations(results.methods, 2),
+            *combinations(results.control_names, 2),
+        ]:
+            mine, theirs = (
+                results.similarities(name, metric, self.fraction) for name in (one, other)
+            )
+            common = [seed for seed in mine if seed in theirs]
+            if not common:
+                continue
+            first, second = ({seed: values[seed] for seed in common} for values in (mine, theirs))
+            by_image = paired_test(first, second)
+            by_seed = paired_test(_means(first), _means(second))
+            found = [f"{by_image.difference:+.4f}", f"{by_seed.p_value:.4f}", str(by_seed.pairs)]
+            rows.append([one, other, *found, f"{by_image.p_value:.4f}", str(by_image.pairs)])
+        head = [
+            "method",
+            "against",
+            "difference of similarity",
+            "p over seeds",
+            "seeds",
+            "p over images",
+            "images",
+        ]
+        title = f"Paired sign-flip tests, {metric}, {self._words()}; negative: the first removes what matters more"
+        return Table(
+            f"{title}; images of a seed share a retraining, so p over images is too small",
+            head,
+            rows,
+        )
+
+    def overlaps(self) -> Table:
+        """How many of the images found for a query another method finds for it too, and how many
+        are found for another query.
+        """
+        methods = self.results.methods
+        between: dict[tuple[str, str], list[float]] = {}
+        for seed in self.seeds:
+            found = {name: self._found(seed, name) for name in methods}
+            for one, other in combinations_with_replacement(methods, 2):
+                mine, theirs = found[one], found[other]
+                if mine is None or theirs is None:
+                    continue
+                shared = mine @ theirs.T / mine[0].sum()  # [Q, Q]
+                same = torch.eye(len(shared), dtype=torch.bool)
+                shares = shared[~same if one == other else same]
+                if len(shares):  # a single query has no other
+                    between.setdefault((one, other), []).append(float(shares.mean()))
+
+        def cell(one: str, other: str) -> str:
+            shares = between.get((one, other), between.get((other, one)))
+            return "" if shares is None else _number(sum(shares) / len(shares))
+
+        chance = f"by chance {_number(self.fraction)}"
+        title = f"Share of finds in common, {self._words()}; of a method with itself: between two queries; {chance}"
+        return Table(
+            title,
+            ["", *methods],
+            [[one, *(cell(one, other) for other in methods)] for one in methods],
+        )
+
+    def scores_path(self, seed: int, method: str) -> Path:
+        """Where a seed's scores of a method are, if there are any."""
+        return self.folder / f"seed-{seed}" / "scores" / f"{slug(method)}.safetensors"
+
+    def _found(self, seed: int, method: str) -> Tensor | None:
+        """1 where a training image is among a query's finds, [Q, N]."""
+        path = self.scores_path(seed, method)
+        if not path.exists():
+            return None
+        scores = load(path)[0]["scores"]
+        finds = ranked(scores, budget(scores.shape[1], self.fraction)).indices
+        return torch.zeros(scores.shape).scatter_(1, finds, 1.0)
+
+    def costs(self) -> Table:
+        """What each method took in this evaluation: seconds once and for all queries, and megabytes
+        kept.
+        """
+        rows = []
+        for method in self.results.methods:
+            once, each, size = self.cost(method)
+            rows.append([method, f"{once:.1f}", f"{each:.2f}", f"{size:.1f}"])
+        return Table(
+            "What attribution took, means over seeds",
+            ["method", "once, s", "a query, s", "kept, MB"],
+            rows,
+        )
+
+    def cost(self, method: str) -> tuple[float, float, float]:
+        """Seconds once, seconds a query, megabytes on disk: means over seeds."""
+        found = []
+        for seed in self.seeds:
+            place, path = self.folder / f"seed-{seed}", self.scores_path(seed, method)
+            if path.exists():
+                seconds = read_header(path)["seconds"]
+                kept = sum(
+                    file.stat().st_size
+                    for file in (place / "methods" / slug(method)).rglob("*")
+                    if file.is_file()
+                )
+                found.append(
+                    (seconds["fit"], seconds["score"] / self.settings["queries"], kept / 1e6)
+                )
+        if not found:
+            raise WherefromError(f"{self.folder} has no scores of {method}")
+        once, each, size = (sum(values) / len(found) for values in zip(*found, strict=True))
+        return once, each, size
+
+    def all(self) -> dict[str, Callable[[], Table]]:
+        """How to make every table, by the name of its file; that of ablations only where a seed has
+        some.
+        """
+        names, seeds = self._ablated()
+        ablated = {"ablations": self.ablations} if seeds and _ABLATIONS & set(names) else {}
+        return {
+            "auc": self.auc,
+            **ablated,
+            "ratios": self.ratios,
+            "removals": self.removals,
+            "budgets": self.budgets,
+            "pairs": self.pairs,
+            "overlaps": self.overlaps,
+            "costs": self.costs,
+        }
+
+    def _images(self) -> int | None:
+        """The size of the training set, as any stored scores have it."""
+        path = next(self.folder.glob("seed-*/scores/*.safetensors"), None)
+        return None if path is None else int(read_header(path)["images"])
+
+    def _words(self, seeds: Sequence[int] | None = None) -> str:
+        how, over = (
+            "coupled" if self.settings["coupled"] else "uncoupled",
+            _seeds(len(seeds or self.seeds)),
+        )
+        return f"top {100 * self.fraction:g} % of {self.settings['queries']} queries, {over}, {how} retraining"
+
+
+def _means(values: PerSeed) -> PerSeed:
+    return {seed: one.mean()[None] for seed, one in values.items()}
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def _estimate(value: Estimate) -> str:
+    return (
+        _number(value.mean)
+        if value.count < 2
+        else f"{_number(value.mean)} ± {_number(value.error)}"
+    )
+
+
+def _stray(*controls: PerSeed) -> str:
+    if _alone(*controls):
+        return _UNKNOWN
+    spread = noise(*controls)
+    one_seed = f" (one seed: {_number(spread.deviation)})" if len(controls[0]) > 1 else ""
+    return f".5 ± {_number(spread.error)}{one_seed}"
+
+
+def _stray_ratio(controls: PerSeed) -> str:
+    if _alone(controls):
+        return _UNKNOWN
+    values = torch.cat(list(random_ratio(controls).values()))
+    return f"{values.mean():+.1f} ± {values.std(correction=0) / math.sqrt(len(controls)):.1f}"
+
+
+def _alone(*controls: PerSeed) -> bool:
+    return any(len(random) < 2 for one in controls for random in one.values())
+
+
+def _interval(value: Interval) -> str:
+    return f"[{_number(value.low)}, {_number(value.high)}]"

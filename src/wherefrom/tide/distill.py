@@ -1,0 +1,256 @@
+"""Online distillation (Algorithm 1): the teacher's ranking of every batch, computed when it is
+needed, teaches the embedder.
+
+One pass of the frozen network a step gives both the teacher's matrix and the activations that are
+embedded. Every random number is a function of the seed and the step, so a run that was killed goes
+on to the same student.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..artefacts.checkpoint import Checkpoint
+from ..data.items import Cond, Dataset, item_shape, length, map_cond, read
+from ..diffusion.batches import Feed, Order, data_fingerprint
+from ..diffusion.draws import Draw
+from ..diffusion.seeds import stream
+from ..diffusion.streams import Streams, Taps
+from ..errors import WherefromError
+from ..running.interrupt import deferred_interrupt
+from ..running.progress import bar
+from ..tid.teacher import TID
+from .embedder import Embedder
+from .loss import lambda_rank_loss, off_diagonal, spearman
+
+_HELD_OUT = 128  # images at most, a tenth of the data set at most
+_LEVELS = 4  # noise levels at which they are compared
+_LOOKS = 50  # at the held-out set, in a whole run
+_WORTH = 300  # steps that repay compiling
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What makes two distillations the same."""
+
+    epochs: float
+    batch_size: int
+    lr: float
+    dim: int
+    hidden: int
+    heads: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 3:
+            raise WherefromError(
+                "batch_size must be at least 3, an anchor and two to compare, not "
+                f"{self.batch_size}"
+            )
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise WherefromError(f"lr must be a positive number, not {self.lr}")
+        if not (self.epochs > 0 and math.isfinite(self.epochs)):
+            raise WherefromError(f"epochs must be a positive number, not {self.epochs}")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How far the student was after some steps."""
+
+    step: int
+    loss: float  # mean since the last look
+    # with the teacher, on held-out images; NaN where the data set is too small to hold any out
+    spearman: float
+
+
+class Learner(nn.Module):
+    """The embedder and the scale of its similarities: all that learns."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.log_scale = nn.Parameter(torch.tensor(math.log(32.0)))
+
+
+def distill(
+    tid: TID, dataset: Dataset, settings: Settings, store: str | os.PathLike[str] | None
+) -> tuple[Embedder, tuple[Look, ...]]:
+    """An embedder that ranks as `tid` does, and how it grew."""
+    count, device = length(dataset), tid.denoiser.device
+    held = min(_HELD_OUT, count // 10) if count // 10 >= 4 else 0
+    if settings.batch_size > count - held:
+        raise WherefromError(
+            f"a batch of {settings.batch_size} cannot be drawn from {count - held} items; "
+            "lower batch_size"
+        )
+    shuffled = torch.randperm(
+        count, generator=torch.Generator().manual_seed(stream(settings.seed, "held out", 0))
+    )
+    order = Order(
+        count, settings.batch_size, settings.seed, shuffled[held:].sort().values, coupled=False
+    )
+    steps = max(1, round(settings.epochs * ((count - held) // settings.batch_size)))
+
+    learner = Learner(_fresh(tid, dataset, settings)).to(device)
+    groups: list[dict[str, Any]] = [
+        {"params": list(learner.embedder.parameters())},
+        {"params": [learner.log_scale], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=0.01, fused=True)
+    checkpoint, start = None, 0
+    looks: list[Look] = []
+    losses, since = (
+        torch.zeros((), device=device),
+        0,
+    )  # the sum since the last look, and over how many steps
+    if store is not None:
+        curvature = {"damping": tid.options.damping, "observations": tid.observations}
+        identity = {
+            **asdict(settings),
+            **tid.identity(),
+            **curvature,
+            "data": data_fingerprint(dataset),
+        }
+        del identity["epochs"]  # a longer distillation goes on from a shorter one
+        checkpoint = Checkpoint(
+            Path(store) / "distillation.safetensors", {"learner": learner}, optimizer, identity
+        )
+        start, notes = checkpoint.read()
+        if notes is not None:
+            looks, losses, since = (
+                [Look(*values) for values in notes["looks"]],
+                losses + notes["losses"],
+                notes["since"],
+            )
+    if start > steps:
+        raise WherefromError(
+            f"the distillation in {store} is already {start} steps long, not {steps}; choose "
+            "another store"
+        )
+    if start == steps:
+        return learner.embedder, tuple(looks)
+
+    if device.type == "cuda" and steps - start >= _WORTH:
+        tid.compile_pairwise(settings.batch_size)
+    exam = _Exam(tid, dataset, shuffled[:held]) if held else None
+    feed = Feed(_FixedViews(dataset), order, device)
+    every = max(1, steps // _LOOKS)
+    with (
+        tid.denoiser.frozen(),
+        deferred_interrupt() as interrupted,
+        bar(
+            steps * settings.batch_size, "distilling", "image", initial=start * settings.batch_size
+        ) as progress,
+    ):
+        for step, (x, cond) in zip(
+            range(start, steps), feed.batches(range(start, steps)), strict=True
+        ):
+            losses += learn(tid, learner, optimizer, x, cond, fresh_draw(tid, settings.seed, step))
+            since += 1
+            progress.update(settings.batch_size)
+            last = step + 1 == steps or interrupted()
+            due = (step + 1) % every == 0 or step + 1 == steps
+            if due or last or (checkpoint is not None and checkpoint.pace.due):
+                mean = float(losses) / since
+                if not math.isfinite(mean):
+                    raise WherefromError(
+                        f"the distillation's loss became {mean} by step {step + 1}: lower lr"
+                    )
+                if due:
+                    looks.append(
+                        Look(step + 1, mean, exam.spearman(learner.embedder) if exam else math.nan)
+                    )
+                    losses, since = torch.zeros_like(losses), 0
+                    progress.set_postfix_str(
+                        f"loss {mean:.4f}, Spearman {looks[-1].spearman:.3f}", refresh=False
+                    )
+                if checkpoint is not None and (last or checkpoint.pace.due):
+                    values = [[look.step, look.loss, look.spearman] for look in looks]
+                    checkpoint.write(
+                        step + 1, {"looks": values, "losses": float(losses), "since": since}
+                    )
+            if last and step + 1 < steps:
+                raise KeyboardInterrupt
+    return learner.embedder, tuple(looks)
+
+
+def fresh_draw(tid: TID, seed: int, step: int) -> Draw:
+    """The draw that a batch shares: a level of the teacher's grid, noise that no other step has."""
+    generator = torch.Generator().manual_seed(stream(seed, "draw", step))
+    level = int(torch.randint(len(tid.draws), (), generator=generator))
+    return Draw(tid.draws.sigmas[level], torch.randn(tid.draws.shape, generator=generator))
+
+
+def learn(
+    tid: TID, learner: Learner, optimizer: torch.optim.Optimizer, x: Tensor, cond: Cond, draw: Draw
+) -> Tensor:
+    """One batch, one draw, one pass, one update; the loss, on the device."""
+    tau, streams = tid.pairwise_and_streams(x, draw, cond)
+    with torch.enable_grad():
+        embedded = learner.embedder(streams)
+        loss = lambda_rank_loss(
+            embedded @ embedded.T, tau.to(embedded.dtype), learner.log_scale.exp()
+        )
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def _fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder:
+    """An untrained embedder for the teacher's network, the same for the same seed."""
+    x, cond = _batch(tid, dataset, [0])
+    shapes = Taps(tid.denoiser).shapes(x, cond)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(settings.seed, "embedder", 0))
+        return Embedder(shapes, settings.dim, settings.hidden, settings.heads)
+
+
+def _batch(tid: TID, dataset: Dataset, indices: list[int]) -> tuple[Tensor, Cond]:
+    x, cond = read(dataset, indices, item_shape(dataset))
+    like = next(tid.denoiser.network.parameters())
+    return x.to(like), map_cond(cond, lambda value: value.to(like.device))
+
+
+class _Exam:
+    """Images that are never learned from, with the teacher's scores of all their pairs."""
+
+    def __init__(self, tid: TID, dataset: Dataset, held: Tensor) -> None:
+        x, cond = _batch(tid, dataset, held.tolist())
+        levels = (
+            torch.linspace(0, len(tid.draws) - 1, min(_LEVELS, len(tid.draws)))
+            .round()
+            .long()
+            .tolist()
+        )
+        answers = [tid.pairwise_and_streams(x, tid.draws[level], cond) for level in levels]
+        self._tau = off_diagonal(torch.stack([tau for tau, _ in answers]).mean(0))  # [V, V - 1]
+        self._streams: list[Streams] = [[part.cpu() for part in streams] for _, streams in answers]
+
+    @torch.no_grad()
+    def spearman(self, embedder: Embedder) -> float:
+        """The agreement of student and teacher, mean over the images."""
+        device = embedder.pool.query.device
+        embedded = [embedder([part.to(device) for part in streams]) for streams in self._streams]
+        rho = torch.stack([vectors @ vectors.T for vectors in embedded]).mean(0)
+        return float(spearman(off_diagonal(rho), self._tau).mean())
+
+
+class _FixedViews:
+    """A data set's fixed views alone: attribution never sees a random crop."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]

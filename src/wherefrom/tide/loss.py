@@ -1,0 +1,72 @@
+"""Rankings: the loss that teaches a student its teacher's (Eq. 9), and how far two of
+them agree.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import WherefromError
+
+
+def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
+    """Eq. 9: pairwise cross-entropy weighted towards the top of the teacher's ranking.
+
+    Args:
+        rho: the student's scores [B, B]; each row is one anchor's, its own entry (the diagonal)
+            unused.
+        tau: the teacher's scores [B, B], of which only the order within a row matters; no gradient
+            flows into them.
+        scale: what differences of rho are multiplied by, a number or a tensor that learns.
+    """
+    if rho.ndim != 2 or rho.shape[0] != rho.shape[1] or rho.shape != tau.shape:
+        raise WherefromError(
+            f"rho and tau are square and of one shape, not {tuple(rho.shape)} and "
+            f"{tuple(tau.shape)}"
+        )
+    count = len(rho)
+    if count < 3:
+        raise WherefromError(
+            "a ranking needs a batch of at least 3 images, an anchor and two to compare, not "
+            f"{count}"
+        )
+    rho, tau = off_diagonal(rho), off_diagonal(tau.detach())  # [B, B - 1]
+    rank = 1 + torch.argsort(tau, dim=1, descending=True, stable=True).argsort(
+        1
+    )  # 1 is the most influential
+    discount = 1 / torch.log2(1 + rank.to(rho.dtype))
+    j, k = torch.triu_indices(
+        count - 1, count - 1, offset=1, device=rho.device
+    )  # every unordered pair once
+    weight = (discount[:, j] - discount[:, k]).abs()  # [B, pairs]
+    truth = (tau[:, j] > tau[:, k]).to(rho.dtype)
+    loss = F.binary_cross_entropy_with_logits(
+        scale * (rho[:, j] - rho[:, k]), truth, reduction="none"
+    )
+    return (weight * loss).sum() / weight.sum()
+
+
+def off_diagonal(matrix: Tensor) -> Tensor:
+    """A square matrix [B, B] without its diagonal, [B, B - 1]."""
+    count = len(matrix)
+    return matrix.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)
+
+
+def spearman(one: Tensor, other: Tensor) -> Tensor:
+    """The rank correlation of two score matrices, row by row: [Q, N] and [Q, N] to [Q]."""
+    one, other = (scores.double().argsort(1).argsort(1).double() for scores in (one, other))
+    one, other = one - one.mean(1, keepdim=True), other - other.mean(1, keepdim=True)
+    return (one * other).sum(1) / (one.norm(dim=1) * other.norm(dim=1))
+
+
+def shared_top(one: Tensor, other: Tensor, share: float = 0.02) -> Tensor:
+    """How much of its top 2 % one score matrix shares with another, row by row: [Q, N] and [Q, N]
+    to [Q].
+    """
+    top = max(1, round(share * one.shape[1]))
+    best = (scores.topk(top, 1).indices for scores in (one, other))
+    return torch.stack(
+        [torch.isin(mine, theirs).double().mean() for mine, theirs in zip(*best, strict=True)]
+    )

@@ -1,0 +1,246 @@
+"""TIDE, the forward-only student: attribution is M forward passes of the network and a search among
+embeddings.
+
+It is distilled from a TID; afterwards it needs the denoiser, the draws and three million parameters
+of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..artefacts.files import differing, fingerprint, load, save
+from ..attribution.attributor import Attributor, Pieces
+from ..attribution.result import Attribution
+from ..data.items import Cond, Dataset, length, map_cond
+from ..diffusion.batches import data_fingerprint
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.draws import Draws
+from ..diffusion.streams import Streams, Taps, listening
+from ..errors import WherefromError
+from ..running.memory import InPieces
+from ..tid.teacher import TID
+from .bank import Bank, Dtype
+from .distill import Look, Settings, distill
+from .embedder import Embedder
+
+# noised images in one evaluation of the network on a GPU; an eighth on a CPU, whose caches are
+# small
+CHUNK = 512
+_WORTH = 200  # evaluations that repay compiling
+
+
+class TIDE(Attributor):
+    """A student of TID: `TIDE.distill(tid, dataset)` makes one, `tide.index(dataset)` its bank.
+
+    Args:
+        denoiser, draws: the teacher's.
+        embedder: from the activations of the denoiser's blocks to unit vectors.
+        history: how it grew.
+    """
+
+    def __init__(
+        self, denoiser: Denoiser, draws: Draws, embedder: Embedder, history: Sequence[Look] = ()
+    ) -> None:
+        self.denoiser, self.draws, self.history = denoiser, draws, tuple(history)
+        self.embedder = embedder.to(denoiser.device).requires_grad_(False)
+        self.dim = embedder.dim
+        self._taps = Taps(denoiser)
+        self._compiled: Any = None
+        self._bank: Bank | None = None
+        self._pieces = InPieces(CHUNK if denoiser.device.type == "cuda" else CHUNK // 8)
+
+    @classmethod
+    def distill(
+        cls,
+        tid: TID,
+        dataset: Dataset,
+        epochs: float = 50,
+        batch_size: int = 128,
+        lr: float = 5e-5,
+        dim: int = 768,
+        hidden: int = 512,
+        heads: int = 4,
+        seed: int = 0,
+        store: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Teach an embedder the rankings of a fitted TID.
+
+        Args:
+            tid: the teacher, fitted.
+            dataset: the training images; a tenth of them, at most 128, is held out to say how far
+                the student is.
+            epochs, batch_size, lr: passes over the images, images a step, AdamW's learning rate.
+            dim, hidden, heads: of the embedder.
+            seed: of batches, draws and initial weights.
+            store: a folder to resume from; a finished distillation is returned at once.
+        """
+        embedder, history = distill(
+            tid, dataset, Settings(epochs, batch_size, lr, dim, hidden, heads, seed), store
+        )
+        return cls(tid.denoiser, tid.draws, embedder, history)
+
+    @torch.no_grad()
+    def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:
+        """Unit vectors of images x [B, C, H, W] at every draw, or at some of them: [B, M, dim],
+        float32, on the device.
+        """
+        if tuple(x.shape[1:]) != self.draws.shape:
+            raise WherefromError(
+                f"the images have shape {tuple(x.shape[1:])}, the draws {self.draws.shape}: "
+                "they must be alike"
+            )
+        chosen = torch.arange(len(self.draws)) if draws is None else torch.as_tensor(list(draws))
+        like, count = next(self.denoiser.network.parameters()), len(x)
+        x, cond = x.to(like), map_cond(cond, lambda value: value.to(like.device))
+        if count == 0:
+            raise WherefromError("there are no images to embed: give at least one")
+
+        def part(some: Tensor) -> Tensor:
+            item, draw = (some % count).to(like.device, non_blocking=True), chosen[some // count]
+            noise = self.draws.noises[draw].to(like.dtype).to(like.device, non_blocking=True)
+            x_sigma = self.denoiser.process.add_noise(x[item], self.draws.sigmas[draw], noise)
+            return self._embedded(
+                x_sigma, self.draws.sigmas[draw], map_cond(cond, lambda value: value[item])
+            )
+
+        # draw after draw, all images each: an evaluation may hold several draws, so that one query
+        # is one evaluation
+        with self.denoiser.frozen():
+            vectors = self._pieces(torch.arange(len(chosen) * count), part)
+        return vectors.unflatten(0, (len(chosen), count)).transpose(0, 1)
+
+    @torch.no_grad()
+    def vectors(self, streams: Streams) -> Tensor:
+        """Unit vectors of activations that somebody has listened to: [B, dim]."""
+        vectors: Tensor = self.embedder(streams)
+        return vectors
+
+    def _embedded(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        sigma = self.denoiser.sigma_for(x_sigma, sigma)
+        forward = (
+            self._compiled
+            if self._compiled is not None and len(x_sigma) == CHUNK
+            else self._forward
+        )
+        with (
+            torch.autocast(x_sigma.device.type, torch.bfloat16, enabled=x_sigma.is_cuda),
+            listening(self._taps),
+        ):
+            streams = forward(x_sigma, sigma, cond)
+        return self.vectors(streams).float()
+
+    def _forward(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Streams:
+        self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
+        return self._taps.streams
+
+    def index(
+        self,
+        dataset: Dataset,
+        folder: str | os.PathLike[str] | None = None,
+        dtype: Dtype = "float16",
+        batch_size: int = 64,
+    ) -> Bank:
+        """The bank of a training set's embeddings, kept in a folder or, without one, in memory."""
+        evaluations = length(dataset) * len(self.draws) / CHUNK
+        if self.denoiser.device.type == "cuda" and evaluations >= _WORTH and self._compiled is None:
+            self._compiled = torch.compile(self._forward, dynamic=False)
+        return Bank.build(self, dataset, folder, dtype, batch_size)
+
+    # --- as any other attributor ------------------------------------------------------------------
+
+    def fit(
+        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Index a training set, in the folder `store` or in memory: the protocol of all
+        attributors, beside `index`.
+        """
+        self._bank = self.index(dataset, store, batch_size=batch_size)
+        return self
+
+    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
+        """The mean cosine of every query with every training image, in one piece."""
+        yield 0, self._indexed(dataset, batch_size).scores(queries)
+
+    def attribute(
+        self, queries: Tensor | Dataset, dataset: Dataset, top_k: int = 8, batch_size: int = 64
+    ) -> Attribution:
+        """The most and the least influential training images of each query, by a search that holds
+        no score for every pair.
+        """
+        return dataclasses.replace(
+            self._indexed(dataset, batch_size).search(queries, top_k), about=self.about
+        )
+
+    def _indexed(self, dataset: Dataset, batch_size: int) -> Bank:
+        """The bank of this training set: the fitted one, or one made now."""
+        if self._bank is None or self._bank.data != data_fingerprint(dataset):
+            self.fit(dataset, batch_size)
+        assert self._bank is not None
+        if not torch.equal(self._bank.ids, torch.arange(length(dataset))):
+            raise WherefromError(
+                "images were appended to or deleted from this bank: use its own search and "
+                "scores, or another store"
+            )
+        return self._bank
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings."""
+        return {"method": "TIDE", "dim": self.dim, "draws": len(self.draws)}
+
+    # --- on disk ----------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the student, so that `TIDE.load` gives the same embeddings."""
+        embedder = self.embedder
+        header = {
+            "kind": "tide",
+            "identity": self.identity(),
+            "draws": {
+                "shape": list(self.draws.shape),
+                "count": len(self.draws),
+                "seed": self.draws.seed,
+            },
+            "embedder": {
+                "shapes": [list(shape) for shape in embedder.shapes],
+                "dim": embedder.dim,
+                "hidden": embedder.hidden,
+                "heads": embedder.heads,
+            },
+            "history": [[look.step, look.loss, look.spearman] for look in self.history],
+        }
+        save(Path(folder) / "tide.safetensors", embedder.state_dict(), header)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], denoiser: Denoiser) -> Self:
+        """A student that was saved, for the same model."""
+        path = Path(folder) / "tide.safetensors"
+        tensors, header = load(path)
+        if header.get("kind") != "tide":
+            raise WherefromError(f"{path} holds no TIDE")
+        drawn = header["draws"]
+        embedder = Embedder(**header["embedder"])
+        embedder.load_state_dict(tensors)
+        draws = Draws(denoiser.process, tuple(drawn["shape"]), drawn["count"], drawn["seed"])
+        tide = cls(denoiser, draws, embedder, [Look(*values) for values in header["history"]])
+        differs = differing(header["identity"], tide.identity())
+        if differs:
+            raise WherefromError(f"{path} was made for another model: {differs}")
+        return tide
+
+    def identity(self) -> dict[str, Any]:
+        """What embeddings of this student depend on."""
+        return {
+            **self.denoiser.identity(),
+            "draws": fingerprint(self.draws.sigmas, self.draws.noises),
+            "blocks": list(self.denoiser.blocks),
+            "student": fingerprint(dict(self.embedder.state_dict())),
+        }

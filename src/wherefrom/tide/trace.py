@@ -1,0 +1,125 @@
+"""Attribution while generating: the sampler's own evaluations are listened to, so the answer is
+there when the image is.
+
+A sampler's states hold its own noise, not the bank's. So once the image has settled, its current
+estimate is compared at the bank's own draws; what the states themselves say is kept step by step,
+by noise level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..attribution.result import Attribution, Ranking, ranked
+from ..data.items import Cond
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.streams import Taps, listening
+from ..errors import WherefromError
+
+if TYPE_CHECKING:
+    from .bank import Bank
+
+SETTLED = (
+    0.1  # noise per unit of image at which the estimate of the clean image hardly changes any more
+)
+
+
+class Step(NamedTuple):
+    """Who mattered at one noise level of the sampler."""
+
+    sigma: float
+    hits: Attribution
+
+
+class Trace:
+    """What was found while generating; `hits` and `by_step` are there once the images are."""
+
+    def __init__(self, bank: Bank, denoiser: Denoiser, top_k: int, aligned: bool) -> None:
+        self.by_step: list[Step] = []  # noisiest first
+        self._bank, self._denoiser, self._top_k, self._aligned = bank, denoiser, top_k, aligned
+        self._taps = Taps(denoiser)
+        self._levels = denoiser.process.noise_level(bank.student.draws.sigmas).log()  # [M]
+        self._last: Tensor | None = None  # what the network was evaluated at last
+        self._sigma: float | None = None
+        self._level = float("inf")
+        self._here: list[Tensor] = []  # cosines [B, N] of the evaluations at the current level
+        self._total: Tensor | None = None  # the sum over levels
+        self._hits: Attribution | None = None
+
+    @property
+    def hits(self) -> Attribution:
+        """The most and the least influential training items of the generated images."""
+        if self._hits is None:
+            raise WherefromError(
+                "nothing was generated inside this trace: call wherefrom.sample within the "
+                "with-block"
+            )
+        return self._hits
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Inside, every evaluation of the denoiser is followed."""
+        with ExitStack() as stack:
+            stack.enter_context(listening(self._taps))
+            stack.enter_context(self._denoiser.watched(self._seen))
+            yield
+            self._close_level()
+            if self._hits is None and self._total is not None:
+                self._hits = self._ranked(self._total / len(self.by_step))
+
+    def _seen(self, x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor) -> None:
+        streams, self._taps.streams = self._taps.streams, []
+        if x_sigma is self._last:
+            return  # guidance asks again without the condition
+        self._last = x_sigma
+        if sigma.ndim:
+            raise WherefromError(
+                "a trace follows wherefrom.sample, where all images have one sigma at a time"
+            )
+        noise_level = float(self._denoiser.process.noise_level(sigma))
+        if noise_level > self._level * (1 + 1e-6):
+            raise WherefromError(
+                "a trace follows one call of sample: open another one for the next images"
+            )
+        if noise_level < self._level * (1 - 1e-6):
+            self._close_level()
+        self._level, self._sigma = noise_level, float(sigma)
+        nearest = int((self._levels - torch.tensor(noise_level).log()).abs().argmin())
+        self._here.append(self._bank.at_draw(nearest, self._bank.student.vectors(streams)))
+        if self._aligned and self._hits is None and noise_level <= SETTLED:
+            estimate = self._denoiser.process.clean(output, x_sigma, sigma)
+            self._hits = self._bank.nearest(self._bank.student.embed(estimate, cond), self._top_k)
+            self._taps.streams = []  # embedding evaluated the network too
+
+    def _close_level(self) -> None:
+        """The evaluations at one level are over: Heun has two at most."""
+        if not self._here:
+            return
+        assert self._sigma is not None
+        scores = torch.stack(self._here).mean(0)
+        self._here = []
+        self._total = scores if self._total is None else self._total + scores
+        self.by_step.append(Step(self._sigma, self._ranked(scores)))
+
+    def _ranked(self, scores: Tensor) -> Attribution:
+        return ranked(scores, self._top_k, self._bank.ids)
+
+
+@contextmanager
+def traced(bank: Bank, denoiser: Denoiser, top_k: int, aligned: bool) -> Iterator[Trace]:
+    """See `Bank.trace`."""
+    Ranking(top_k, len(bank))  # refuses before anything is generated
+    own = bank.student.denoiser
+    if denoiser.network is not own.network and denoiser.identity() != own.identity():
+        raise WherefromError(
+            "this denoiser's weights are not those that the bank was made with: trace with the "
+            "bank's own model"
+        )
+    trace = Trace(bank, denoiser, top_k, aligned)
+    with trace.following():
+        yield trace

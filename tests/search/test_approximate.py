@@ -1,0 +1,204 @@
+"""The approximate index against exact search, what it stores, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import wherefrom
+from projections import Images, Projection
+from wherefrom.artefacts import files as store
+from wherefrom.search.approximate import Approximate
+from wherefrom.tide.bank import Bank
+
+SETTINGS: dict[str, Any] = {"components": 32, "codes": 8, "lists": 6}
+QUERIES = Images(6).x
+
+
+@pytest.fixture(scope="module")
+def bank() -> Bank:
+    """A bank of 500 images, in memory; nobody may change it."""
+    return Bank.build(Projection(), Images(500, seed=2))
+
+
+@pytest.fixture(scope="module")
+def index(bank: Bank) -> Approximate:
+    return bank.approximate(**SETTINGS)
+
+
+def test_most_of_the_exact_top_is_found_and_the_share_is_told(bank, capfd):
+    index = bank.approximate()
+    written = capfd.readouterr()
+    assert 0.8 < index.recall <= 1
+    assert (
+        written.out
+        == f"approximate search finds {100 * index.recall:.1f} % of the exact top 2 % (64 "
+        "queries)\n"
+    )
+    assert "WARNING" not in written.err
+    assert "indexing" in written.err, "the progress bar alone"
+
+
+def test_recall_is_the_share_of_the_exact_top_that_is_proposed(bank, capfd):
+    index = bank.approximate(**SETTINGS, queries=QUERIES)
+    exact = bank.search(QUERIES, top_k=10).indices  # two per cent of 500
+    proposed = index._candidates(bank.student.embed(QUERIES), 10)
+    shares = [
+        len(set(row) & set(other)) / 10
+        for row, other in zip(exact.tolist(), proposed.tolist(), strict=True)
+    ]
+    assert index.recall == pytest.approx(sum(shares) / 6)
+    assert "(6 queries)" in capfd.readouterr().out
+    assert bank.approximate(**SETTINGS, probes=1, queries=QUERIES).recall < index.recall
+
+
+def test_with_every_item_a_candidate_the_search_is_the_exact_one(bank, index):
+    for top_k in (125, 500):  # four times as many are all
+        found, exact = index.search(QUERIES, top_k), bank.search(QUERIES, top_k)
+        assert torch.allclose(found.scores, exact.scores, atol=1e-6)
+        assert torch.allclose(found.least_scores, exact.least_scores, atol=1e-6)
+        assert torch.equal(found.indices, exact.indices)
+        assert torch.equal(found.least_indices, exact.least_indices)
+        assert torch.equal(found.percentiles, exact.percentiles)
+
+
+def test_scores_of_what_is_found_are_exact(bank, index):
+    found, scores = index.search(QUERIES, top_k=3), bank.scores(QUERIES)
+    assert torch.allclose(found.scores, scores.gather(1, found.indices), atol=1e-6)
+    assert torch.allclose(found.least_scores, scores.gather(1, found.least_indices), atol=1e-6)
+    assert (found.scores[:, 0] > scores.quantile(0.98, 1)).all()
+    assert (found.least_scores[:, 0] < scores.quantile(0.02, 1)).all()
+
+
+def test_an_image_of_the_bank_finds_itself(index):
+    assert index.search(Images(500, seed=2).x[[3, 444]], top_k=1).indices.tolist() == [[3], [444]]
+
+
+def test_fewer_items_in_the_lists_than_wanted_widens_the_search(bank):
+    index = bank.approximate(components=16, lists=12, probes=1)
+    found = index.search(QUERIES, top_k=100)
+    assert all(len(set(row)) == 100 for row in found.indices.tolist())
+
+
+@pytest.mark.parametrize("count", [39, 100])
+def test_small_banks_have_small_indices(count, capfd):
+    index = Bank.build(Projection(), Images(count)).approximate()
+    assert index.search(QUERIES, 2).indices.shape == (6, 2)
+    assert "WARNING" not in capfd.readouterr().err
+
+
+def test_deleted_items_are_not_found():
+    bank = Bank.build(Projection(), Images(80))
+    bank.delete(range(0, 80, 2))
+    found = bank.approximate(**SETTINGS).search(QUERIES, 40)
+    assert (found.indices % 2 == 1).all()
+
+
+def test_the_global_random_state_and_the_threads_of_faiss_are_left_alone(bank):
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    before = torch.get_rng_state()
+    bank.approximate(**SETTINGS).search(QUERIES)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert faiss.omp_get_max_threads() == 1
+
+
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def test_a_saved_index_finds_the_same(bank, index, tmp_path):
+    index.save(tmp_path)
+    again = Approximate.open(tmp_path, bank)
+    assert again.recall == index.recall
+    assert torch.equal(again.search(QUERIES, 5).indices, index.search(QUERIES, 5).indices)
+    assert [path.name for path in tmp_path.iterdir()] == ["approximate.safetensors"]
+
+
+def test_an_index_of_another_bank_or_of_one_that_changed_is_refused(tmp_path):
+    bank = Bank.build(Projection(), Images(80), tmp_path)
+    index = bank.approximate(**SETTINGS)
+    index.save(tmp_path)
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"another bank.*vectors was.*make it anew with bank.approximate",
+    ):
+        Approximate.open(tmp_path, Bank.build(Projection(), Images(80, seed=3)))
+    bank.delete([7])
+    for call in (lambda: index.search(QUERIES), lambda: Approximate.open(tmp_path, bank)):
+        with pytest.raises(
+            wherefrom.WherefromError, match=r"ids was .* make it anew with bank.approximate"
+        ):
+            call()
+
+
+def test_a_damaged_or_foreign_file_is_named(bank, index, tmp_path):
+    index.save(tmp_path)
+    path = tmp_path / "approximate.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(wherefrom.WherefromError, match=r"approximate.safetensors is damaged"):
+        Approximate.open(tmp_path, bank)
+    path.write_bytes(content[:-100])
+    with pytest.raises(wherefrom.WherefromError, match=r"approximate.safetensors is truncated"):
+        Approximate.open(tmp_path, bank)
+    store.save(path, {}, {"kind": "tid"})
+    with pytest.raises(wherefrom.WherefromError, match="holds no approximate index"):
+        Approximate.open(tmp_path, bank)
+    with pytest.raises(wherefrom.WherefromError, match="there is no file"):
+        Approximate.open(tmp_path / "none", bank)
+
+
+def test_a_full_disk_keeps_the_index_that_was_there(index, tmp_path, monkeypatch):
+    index.save(tmp_path)
+    before = (tmp_path / "approximate.safetensors").read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "save_file", full)
+    with pytest.raises(wherefrom.WherefromError, match="No space left"):
+        index.save(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == {
+        Path(tmp_path / "approximate.safetensors"): before
+    }
+
+
+# --- what it refuses ------------------------------------------------------------------------------
+
+
+def test_settings_that_do_not_fit_are_refused(bank, index):
+    for call, message in (
+        (lambda: bank.approximate(components=0), "components must be from 1 to"),
+        (
+            lambda: bank.approximate(components=32, codes=5),
+            "codes must divide the 32 components, which 5 does not",
+        ),
+        (lambda: bank.approximate(lists=501), "lists must be from 1 to 500, not 501"),
+        (lambda: bank.approximate(lists=4, probes=5), "probes must be from 1 to 4, not 5"),
+        (
+            lambda: bank.approximate(queries=torch.zeros(2, 3, 8, 8)),
+            r"shape \(3, 8, 8\), the draws \(1, 8, 8\)",
+        ),
+        (lambda: index.search(QUERIES, top_k=501), "top_k must be from 1 to the 500"),
+        (lambda: index.search(QUERIES[:0]), "no queries"),
+        (
+            lambda: Bank.build(Projection(), Images(38)).approximate(),
+            "a bank of 38 items is too small for an index",
+        ),
+    ):
+        with pytest.raises(wherefrom.WherefromError, match=message):
+            call()
+
+
+def test_without_faiss_the_extra_is_named(bank, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"'faiss'.*pip install 'wherefrom\[search\]'"
+    ):
+        bank.approximate()
