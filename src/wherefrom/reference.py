@@ -2,7 +2,7 @@
 fast path is tested against.
 
 Read it beside the paper: the functions stand in the order of its equations. Layers are taken apart
-by calling them on pieces, not by the formulas that the fast path uses.
+by calling them on parts of their input, not by the formulas that the fast path uses.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from .data.items import Cond, Dataset, map_cond, split
 from .diffusion.denoiser import Denoiser
 from .diffusion.draws import Draw, Draws, independent_draw, resampled_cotangent
 from .diffusion.process import Process
-from .layers.kinds import summed
 
-Pieces = list[tuple[str, Tensor, Tensor]]  # block, a [T, p] with its one, b [T, q]
+LayerFactors = list[tuple[str, Tensor, Tensor]]  # part, a [T, p] with its one, b [T, q]
 
 
 def cotangent(target: str, process: Process, output: Tensor, x: Tensor, draw: Draw) -> Tensor:
@@ -36,8 +35,8 @@ def cotangent(target: str, process: Process, output: Tensor, x: Tensor, draw: Dr
 
 
 def factors(
-    denoiser: Denoiser, x: Tensor, cond: Cond, draw: Draw, slope: Callable[[Tensor], Tensor]
-) -> tuple[Pieces, Tensor]:
+    denoiser: Denoiser, x: Tensor, cond: Cond, draw: Draw, cotangent_of: Callable[[Tensor], Tensor]
+) -> tuple[LayerFactors, Tensor]:
     """Eq. 10: the factors of one sample x [C, H, W] in every tracked layer, and the output."""
     calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
 
@@ -58,26 +57,26 @@ def factors(
         for handle in handles:
             handle.remove()
     outputs = [call[3] for call in calls]
-    slopes = torch.autograd.grad(output, outputs, slope(output.detach()), allow_unused=True)
-    pieces: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
-    for (name, module, inputs, made), grad in zip(calls, slopes, strict=True):
-        for block, a, b in taken_apart(
+    grads = torch.autograd.grad(output, outputs, cotangent_of(output.detach()), allow_unused=True)
+    found: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+    for (name, module, inputs, made), grad in zip(calls, grads, strict=True):
+        for part, a, b in taken_apart(
             name, module, inputs, torch.zeros_like(made) if grad is None else grad
         ):
-            pieces.setdefault(block, ([], []))
-            pieces[block][0].append(a)
-            pieces[block][1].append(b)
+            found.setdefault(part, ([], []))
+            found[part][0].append(a)
+            found[part][1].append(b)
     # several calls of one layer: more positions; a vector's calls are summed
     merged = [
-        (block, a[0], sum(b, torch.zeros_like(b[0])))
+        (part, a[0], sum(b, torch.zeros_like(b[0])))
         if a[0].shape[1] == 0
-        else (block, torch.cat(a), torch.cat(b))
-        for block, (a, b) in pieces.items()
+        else (part, torch.cat(a), torch.cat(b))
+        for part, (a, b) in found.items()
     ]
     return merged, output.detach()
 
 
-def taken_apart(name: str, module: Any, x: Tensor, grad: Tensor) -> Pieces:
+def taken_apart(name: str, module: Any, x: Tensor, grad: Tensor) -> LayerFactors:
     """Eqs. 10, 14-19: one call of a layer as factors a [T, p] and b [T, q]; a vector gradient has p
     = 0 and T = 1.
     """
@@ -128,31 +127,47 @@ def taken_apart(name: str, module: Any, x: Tensor, grad: Tensor) -> Pieces:
                     (f"{name}[{group}]" if module.groups > 1 else name, a, torch.stack(patches))
                 )
             if module.bias is not None:
-                found.append((f"{name}.bias", grad.new_zeros(1, 0), summed(grad.flatten(2), 2)))
+                found.append((f"{name}.bias", grad.new_zeros(1, 0), _over_positions(grad)))
             return found
         # a norm: the gradients of scale and shift themselves, by autograd
         parameters = {
             key: value.detach().clone().requires_grad_() for key, value in module.named_parameters()
         }
         answer = torch.func.functional_call(module, parameters, (x,))
-        slopes = torch.autograd.grad(answer, list(parameters.values()), grad)
+        grads = torch.autograd.grad(answer, list(parameters.values()), grad)
         return [
-            (name, grad.new_zeros(1, 0), torch.cat([slope.flatten() for slope in slopes])[None])
+            (
+                name,
+                grad.new_zeros(1, 0),
+                torch.cat([cotangent_of.flatten() for cotangent_of in grads])[None],
+            )
         ]
+
+
+def _over_positions(grad: Tensor) -> Tensor:
+    """The gradient of a bias: grad [1, C, ...] summed over positions, [1, C].
+
+    A sum that a later normalisation takes to zero leaves only rounding, which must not be scaled to
+    length one: what is below 64 roundings of its terms is zero.
+    """
+    terms = grad.flatten(2).double()
+    bound = 64 * torch.finfo(grad.dtype).eps * terms.abs().sum(2)
+    total = terms.sum(2)
+    return torch.where(total.abs() > bound, total, torch.zeros_like(total)).to(grad.dtype)
 
 
 def _with_one(a: Tensor) -> Tensor:
     return torch.cat([a, torch.ones_like(a[:, :1])], 1)
 
 
-def normalised(pieces: Pieces, normalize: str) -> Pieces:
+def normalised(found: LayerFactors, normalize: str) -> LayerFactors:
     """The underlines of Eq. 7 (RQ3)."""
 
     def by(x: Tensor, norm: Tensor) -> Tensor:
         return torch.where(norm > 0, x / norm.clamp_min(1e-300), 0.0)
 
     result = []
-    for block, a, b in pieces:
+    for part, a, b in found:
         vector = a.shape[1] == 0
         if normalize == "sample":
             a, b = (a if vector else by(a, a.norm())), by(b, b.norm())
@@ -164,7 +179,7 @@ def normalised(pieces: Pieces, normalize: str) -> Pieces:
         elif normalize == "gradient":
             norm = b.norm() if vector else (b.T @ a).norm()
             a, b = (a, by(b, norm)) if vector else (by(a, norm.sqrt()), by(b, norm.sqrt()))
-        result.append((block, a, b))
+        result.append((part, a, b))
     return result
 
 
@@ -184,7 +199,7 @@ class Reference:
 
     def sample(
         self, x: Tensor, cond: Cond, m: int, role: str, index: int, sampled: bool = False
-    ) -> tuple[Pieces, Tensor, Draw]:
+    ) -> tuple[LayerFactors, Tensor, Draw]:
         """Normalised factors of one sample at draw m, and its residual r."""
         draw = (
             self.draws[m]
@@ -192,16 +207,16 @@ class Reference:
             else independent_draw(self.draws, role, index, m)
         )
 
-        def slope(output: Tensor) -> Tensor:
+        def cotangent_of(output: Tensor) -> Tensor:
             if sampled:  # RQ5: the target of a squared loss, resampled
                 return resampled_cotangent(self.draws, index, m).to(output)[None]
             return cotangent(self.options["target"], self.denoiser.process, output, x[None], draw)
 
-        pieces, output = factors(self.denoiser, x, cond, draw, slope)
+        found, output = factors(self.denoiser, x, cond, draw, cotangent_of)
         residual = (
             output - self.denoiser.process.target(x[None], draw.sigma, draw.noise[None].to(x))
         ).sum()
-        return normalised(pieces, self.options["normalize"]), residual, draw
+        return normalised(found, self.options["normalize"]), residual, draw
 
     def fit(self, dataset: Dataset) -> Reference:
         """Eqs. 6 and 12: damped inverses of A = E[a a^T] and B = E[b b^T] over samples, draws and
@@ -212,15 +227,15 @@ class Reference:
         sums: dict[str, list[Any]] = {}
         for m in range(len(self.draws)):
             for index, (x, cond) in enumerate(items):
-                pieces = self.sample(x, cond, m, "train", index)[0]
-                slopes = (
+                found = self.sample(x, cond, m, "train", index)[0]
+                grads = (
                     self.sample(x, cond, m, "train", index, sampled=True)[0]
                     if self.options["curvature"] == "sampled"
-                    else pieces
+                    else found
                 )
-                for (block, a, _), (_, _, b) in zip(pieces, slopes, strict=True):
+                for (part, a, _), (_, _, b) in zip(found, grads, strict=True):
                     entry = sums.setdefault(
-                        block,
+                        part,
                         [
                             torch.zeros(a.shape[1], a.shape[1]).to(a),
                             torch.zeros(b.shape[1], b.shape[1]).to(b),
@@ -231,15 +246,15 @@ class Reference:
                     entry[1] = entry[1] + b.T @ b
                     entry[2] += len(b)
         self.inverses = {
-            block: tuple(self._inverse(total / count, block) for total in (a, b))
-            for block, (a, b, count) in sums.items()
+            part: tuple(self._inverse(total / count, part) for total in (a, b))
+            for part, (a, b, count) in sums.items()
         }
         return self
 
-    def _inverse(self, moment: Tensor, block: str) -> Tensor:
+    def _inverse(self, moment: Tensor, part: str) -> Tensor:
         if self.options["curvature"] == "identity" or len(moment) == 0:
             return torch.eye(len(moment)).to(moment)
-        layer = block.split("[")[0]
+        layer = part.split("[")[0]
         if layer in self.denoiser.layers and not isinstance(
             self.denoiser.network.get_submodule(layer), nn.Linear | nn.modules.conv._ConvNd
         ):
@@ -251,11 +266,11 @@ class Reference:
             + self.options["damping"] * moment.diagonal().mean() * torch.eye(len(moment)).to(moment)
         )
 
-    def kernel(self, one: Pieces, other: Pieces) -> Tensor:
+    def kernel(self, one: LayerFactors, other: LayerFactors) -> Tensor:
         """Eq. 13, summed over layers: <g_q, G^-1 g_i>."""
         total = torch.zeros((), dtype=one[0][2].dtype)
-        for (block, a, b), (_, a2, b2) in zip(one, other, strict=True):
-            inverse_a, inverse_b = self.inverses[block]
+        for (part, a, b), (_, a2, b2) in zip(one, other, strict=True):
+            inverse_a, inverse_b = self.inverses[part]
             products = b @ inverse_b @ b2.T
             total = total + (
                 products.sum() if a.shape[1] == 0 else ((a @ inverse_a @ a2.T) * products).sum()
@@ -270,14 +285,14 @@ class Reference:
         for m in range(len(self.draws)):
             mine = [self.sample(*split(queries[q]), m, "query", q)[0] for q in range(len(queries))]
             for index in range(len(dataset)):
-                pieces, residual, _ = self.sample(*split(dataset[index]), m, "train", index)
+                found, residual, _ = self.sample(*split(dataset[index]), m, "train", index)
                 factor = torch.ones(()) if self.options["correction"] is None else residual
                 if self.options["correction"] == "leverage":
-                    leverage = self.kernel(pieces, pieces) / self.observations
+                    leverage = self.kernel(found, found) / self.observations
                     factor = factor / (1 - leverage.clamp(max=0.999))
                 for q, query in enumerate(mine):
                     tau[q, index] += (
-                        (factor * self.kernel(query, pieces)) ** 2 / len(self.draws)
+                        (factor * self.kernel(query, found)) ** 2 / len(self.draws)
                     ).double()
         return tau
 

@@ -1,5 +1,5 @@
-"""Artefacts on disk: safetensors with a JSON header, written whole or not at all, and fingerprints
-that tell them apart.
+"""Files: tensors as safetensors with a JSON header, JSON and bytes, each written whole or not at
+all.
 
 A write goes to a temporary name in the same folder, is flushed to the disk and then renamed, so a
 reader never sees half a file.
@@ -8,13 +8,9 @@ reader never sees half a file.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
 import json
 import os
-import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +61,7 @@ def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, and put it there once it is whole."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -139,15 +136,6 @@ def load(
         return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (safe_open is no dict)
 
 
-def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON header alone."""
-    with _opened(path, "cpu") as file:
-        header: dict[str, Any] | None = json.loads((file.metadata() or {}).get(_HEADER, "null"))
-    if header is None:
-        raise WherefromError(f"{path} is a safetensors file, but not one that wherefrom wrote")
-    return header
-
-
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str], device: str | torch.device) -> Iterator[Any]:
     if not Path(path).is_file():
@@ -159,78 +147,3 @@ def _opened(path: str | os.PathLike[str], device: str | torch.device) -> Iterato
         raise WherefromError(
             f"{path} is truncated or damaged ({error}); delete it to start again"
         ) from error
-
-
-class Pace:
-    """When to write the next checkpoint of long work: often enough to lose little, seldom enough to
-    cost little.
-    """
-
-    seconds = 10.0  # at least so long between two
-    times = 20.0  # and at least so many times as long as writing one takes
-
-    def __init__(self) -> None:
-        self._written, self._cost = time.monotonic(), 0.0
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time."""
-        return time.monotonic() - self._written >= max(self.seconds, self.times * self._cost)
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Around the writing of one."""
-        started = time.monotonic()
-        yield
-        self._written = time.monotonic()
-        self._cost = self._written - started
-
-
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number that tells damaged bytes from whole ones, at gigabytes a second."""
-    total = 0
-    for tensor in tensors:
-        total = zlib.crc32(
-            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, total
-        )
-    return total
-
-
-def fingerprint(*parts: Any) -> str:
-    """A short digest of tensors, dataclasses, mappings, sequences and plain values: equal parts,
-    equal digest.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        _feed(digest, part)
-    return digest.hexdigest()[:16]
-
-
-def _feed(digest: Any, part: Any) -> None:
-    if isinstance(part, Tensor):
-        plain = part.detach().cpu().contiguous()
-        digest.update(f"tensor {plain.dtype} {tuple(plain.shape)}".encode())
-        digest.update(plain.flatten().view(torch.uint8).numpy())
-    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        digest.update(type(part).__name__.encode())
-        for field in dataclasses.fields(part):
-            _feed(digest, (field.name, getattr(part, field.name)))
-    elif isinstance(part, Mapping):
-        digest.update(f"map {len(part)}".encode())
-        for key, value in part.items():
-            _feed(digest, (key, value))
-    elif isinstance(part, list | tuple):
-        digest.update(f"sequence {len(part)}".encode())
-        for value in part:
-            _feed(digest, value)
-    else:
-        digest.update(f"{type(part).__name__} {part!r}".encode())
-
-
-def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What differs between two settings, as words for a message; empty when nothing does."""
-    stored, wanted = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
-    names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
-    return ", ".join(
-        f"{name} was {stored.get(name)!r} and is now {wanted.get(name)!r}" for name in names
-    )

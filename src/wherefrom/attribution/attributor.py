@@ -1,13 +1,12 @@
 """What every way of ranking training images has in common: fit(dataset), scores(queries, dataset),
 attribute(queries, dataset).
 
-One that follows it says how to prepare for a training set and how to score it piece by piece; the
+One that follows it says how to prepare for a training set and how to score it chunk by chunk; the
 rest is here.
 """
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Self
@@ -15,41 +14,43 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..data.items import Cond, Dataset, collate, item_shape, length
+from ..artefacts.artefact import Folder
+from ..data.items import Cond, Dataset, item_shape, length, read
 from ..errors import WherefromError
-from .result import Attribution, Ranking
+from .result import Attribution
+from .top import TopK
 
-Pieces = Iterator[
-    tuple[int, Tensor]
-]  # first index and scores [Q, n] of one piece of the training set after the other
+# first index and scores [Q, n] of one chunk of the training set after the other
+Chunks = Iterator[tuple[int, Tensor]]
 
 
 class Attributor(ABC):
     """Ranks a training set for queries; larger scores are more influential."""
 
     @abstractmethod
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Do what is done once for a training set; `store`: a folder to keep it in and to resume
         from.
         """
 
     @abstractmethod
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """The scores of piece after piece of the training set, on any device; everything wrong is
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The scores of chunk after chunk of the training set, on any device; everything wrong is
         refused before the first.
         """
 
     @property
+    @abstractmethod
     def about(self) -> dict[str, Any]:
-        """The method and its settings, as JSON can hold them; an attribution carries them."""
-        return {"method": type(self).__name__}
+        """The method and every setting that changes a number, as JSON can hold them.
+
+        An attribution carries it, and an evaluation knows by it whether scores are of this method.
+        """
 
     def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
         """Every query with every training image, [Q, N], float32 on the CPU."""
         result = torch.empty(len(queries), length(dataset))
-        for start, scores in self.pieces(queries, dataset, batch_size):
+        for start, scores in self.chunks(queries, dataset, batch_size):
             result[:, start : start + scores.shape[1]] = scores.cpu()
         return result
 
@@ -59,10 +60,10 @@ class Attributor(ABC):
         """The most and the least influential training images of each query; never holds a score for
         every pair.
         """
-        ranking = Ranking(top_k, length(dataset))
-        for start, scores in self.pieces(queries, dataset, batch_size):
-            ranking.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
-        return ranking.result(self.about)
+        top = TopK(top_k, length(dataset))
+        for start, scores in self.chunks(queries, dataset, batch_size):
+            top.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
+        return top.result(self.about)
 
 
 def read_queries(
@@ -73,11 +74,9 @@ def read_queries(
     """
     if len(queries) == 0:
         raise WherefromError("there are no queries: give at least one image")
-    found = tuple(queries.shape[1:]) if isinstance(queries, Tensor) else item_shape(queries)
+    found = item_shape(queries)
     if shape is not None and found != shape:
         raise WherefromError(
             f"the queries have images of shape {found}, the data set of {shape}: they must be alike"
         )
-    return collate(
-        [queries[index] for index in range(len(queries))], range(len(queries)), found, "query"
-    )
+    return read(queries, range(len(queries)), found, "query")

@@ -7,14 +7,14 @@ forms; this is the sane one: (phi_q^T (Phi^T Phi + lambda)^-1 phi_i r_i / (1 - h
 
 from __future__ import annotations
 
-import os
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attribution.attributor import Pieces
+from ..artefacts.artefact import Folder
+from ..attribution.attributor import Chunks
 from ..data.items import Dataset
 from .gradients import ProjectedGradients
 
@@ -30,9 +30,7 @@ class DAS(ProjectedGradients):
     errors = True
     targets = ("loss", "sum")
 
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Project every training image's gradients, invert their kernel, and find residuals and
         leverages.
         """
@@ -43,12 +41,12 @@ class DAS(ProjectedGradients):
         )  # [N]
         return self
 
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """The squared, corrected kernel of every query with piece after piece of the
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The squared, corrected kernel of every query with chunk after chunk of the
         training set.
         """
         features = self.query_features(queries, dataset, batch_size)
-        for first, scores in self.kernel.pieces(features):
+        for first, scores in self.kernel.chunks(features):
             yield first, (scores * self._correction[first : first + scores.shape[1]]) ** 2
 
     def leverage(self) -> Tensor:
@@ -62,6 +60,6 @@ class DAS(ProjectedGradients):
         the released code.
         """
         errors = torch.cat(
-            [block[:, self._sketch.dim :] for _, block in self._fitted().blocks()]
+            [rows[:, self._sketch.dim :] for _, rows in self._fitted().rows()]
         ).sqrt()  # [N, M]
         return F.normalize(errors, dim=1).mean(1)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..attribution.attributor import Pieces
+from ..attribution.attributor import Chunks
 from ..data.items import Dataset
 from ..factors.probe import Target
 from .gradients import ProjectedGradients
@@ -26,9 +26,9 @@ class DTRAK(ProjectedGradients):
 
     targets: ClassVar[tuple[Target, ...]] = ("squared",)
 
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """The kernel of every query with piece after piece of the training set."""
-        return self.kernel.pieces(self.query_features(queries, dataset, batch_size))
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The kernel of every query with chunk after chunk of the training set."""
+        return self.kernel.chunks(self.query_features(queries, dataset, batch_size))
 
 
 class TRAK(DTRAK):

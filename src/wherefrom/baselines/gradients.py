@@ -6,25 +6,23 @@ Images are noised independently of each other, at the noise levels of the draws.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from ..artefacts.files import fingerprint
+from ..artefacts.artefact import Folder
 from ..attribution.attributor import Attributor
-from ..data.items import Cond, Dataset, cond_rows
-from ..diffusion.batches import data_fingerprint
+from ..data.fingerprint import data_fingerprint
+from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
-from ..factors.probe import Options, Precision, Probe, Role, Target
-from ..factors.sketch import DIM, SIDE, Sketch
-from ..layers.kinds import Block, Factors
-from ..search.rows import Rows
+from ..factors.probe import Precision, Probe, Role, Target
+from ..factors.sketch import DIM, SIDE, Sketch, sketch_width
+from ..layers.kinds import Factors, Part
+from ..search.store import VectorStore
 from .ridge import Regularisation, Ridge
 
 
@@ -75,48 +73,38 @@ class ProjectedGradients(Attributor):
             )
         self.denoiser, self.draws = denoiser, draws
         self._regularisation = Regularisation.chosen(lambda_rel, lambda_abs, effective_dim)
-        self._probe = Probe(
-            denoiser,
-            draws,
-            Options(normalize="none", target=target, aligned=False),
-            precision,
-            own_level=False,
-        )
+        how: dict[str, Any] = {"precision": precision, "compile": compile}
+        self._probe = Probe(denoiser, draws, target, aligned=False, own_level=False, **how)
         self._sketch = self._projection(dim, seed, side)
-        self._compile = compile
-        self._rows: Rows | None = None
+        self._store: VectorStore | None = None
         self._ridge: Ridge | None = None
 
     def _projection(self, dim: int | str | None, seed: int, side: int) -> Sketch:
         if dim == "full":
-            return Sketch(self._probe.blocks, None, seed)
+            return Sketch(self._probe.parts, None, seed)
         if isinstance(dim, str):
             raise WherefromError(f"dim is {dim!r}; give a number, 'full' or None")
-        if dim is not None:
-            return Sketch(self._probe.blocks, dim, seed, side)
-        least = Sketch(self._probe.blocks, 1, seed, side)
-        return Sketch(self._probe.blocks, min(DIM, least.width), seed, side)
+        if dim is None:
+            dim = min(DIM, sketch_width(self._probe.parts, side))
+        return Sketch(self._probe.parts, dim, seed, side)
 
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Project every training image's gradients, and invert their kernel."""
-        self._probe.compile_if_worth(batch_size, len(dataset), self._compile)
-        folder = None if store is None else Path(store) / "features"
+        self._probe.prepare(batch_size, length(dataset))
+        width, label = self._width, f"{self._name} gradients"
         with self.denoiser.frozen():
-            self._rows = Rows.build(
+            self._store = VectorStore.build(
+                "table of features",
                 dataset,
-                self._train_rows,
-                self._width,
+                self._of_training_images,
+                width,
                 self.identity(),
-                folder,
-                batch_size,
-                label=f"{self._name} gradients",
+                store,
+                batch_size=batch_size,
+                label=label,
             )
-        device = self.denoiser.device
-        self._ridge = Ridge(
-            self._features, len(self._rows), self._sketch.dim, self._regularisation, device
-        )
+        device, dim = self.denoiser.device, self._sketch.dim
+        self._ridge = Ridge(self._features, len(self._store), dim, self._regularisation, device)
         return self
 
     @property
@@ -127,10 +115,10 @@ class ProjectedGradients(Attributor):
     def _width(self) -> int:
         return self._sketch.dim + (len(self.draws) if self.errors else 0)
 
-    def _train_rows(self, x: Tensor, cond: Cond, places: range) -> Tensor:
-        return self._row(x, cond, places, "train")
+    def _of_training_images(self, x: Tensor, cond: Cond, places: Sequence[int]) -> Tensor:
+        return self._projected(x, cond, places, "train")[:, None]
 
-    def _row(self, x: Tensor, cond: Cond, places: Sequence[int], role: Role) -> Tensor:
+    def _projected(self, x: Tensor, cond: Cond, places: Sequence[int], role: Role) -> Tensor:
         """The features of a batch [B, dim], with its losses [B, M] after them where they
         are kept.
         """
@@ -138,13 +126,13 @@ class ProjectedGradients(Attributor):
         total = self._sketch.new(len(x), x.device)
         features, losses = x.new_zeros(len(x), self._sketch.dim, dtype=torch.float32), []
 
-        def consume(block: Block, factors: Factors) -> None:
-            self._sketch.add(total, block, factors)
+        def consume(part: Part, factors: Factors) -> None:
+            self._sketch.add(total, part, factors)
 
         for m in range(len(self.draws)):
             outcome = self._probe.run(x, cond, m, role, places, consume)
             if self.errors:
-                losses.append(outcome.loss().float())
+                losses.append(outcome.losses().float())
             if self.unit:
                 projected = self._sketch.fold(total)
                 features += torch.nn.functional.normalize(projected, dim=1)
@@ -154,8 +142,8 @@ class ProjectedGradients(Attributor):
         return torch.cat([features / len(self.draws), *(loss[:, None] for loss in losses)], 1)
 
     def _features(self) -> Iterator[tuple[int, Tensor]]:
-        for first, block in self._fitted().blocks():
-            yield first, block[:, : self._sketch.dim]
+        for first, rows in self._fitted().rows():
+            yield first, rows[:, : self._sketch.dim]
 
     def query_features(
         self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int
@@ -172,7 +160,7 @@ class ProjectedGradients(Attributor):
         with self.denoiser.frozen():
             groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
             parts = [
-                self._row(x[some], cond_rows(cond, some), range(len(x))[some], "query")
+                self._projected(x[some], cond_rows(cond, some), range(len(x))[some], "query")
                 for some in groups
             ]
         features = torch.cat(parts)[:, : self._sketch.dim]
@@ -184,10 +172,10 @@ class ProjectedGradients(Attributor):
             )
         return features
 
-    def _fitted(self) -> Rows:
-        if self._rows is None:
+    def _fitted(self) -> VectorStore:
+        if self._store is None:
             raise WherefromError(f"this {self._name} has no features yet: call fit(dataset) first")
-        return self._rows
+        return self._store
 
     @property
     def kernel(self) -> Ridge:
@@ -198,18 +186,18 @@ class ProjectedGradients(Attributor):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The method and its settings, the projection and lambda among them."""
+        """The method and every setting that changes a number, the projection among them; once it is
+        fitted, lambda too.
+        """
         kernel = {} if self._ridge is None else self._ridge.about
-        target = {"target": self._probe.options.target, "draws": len(self.draws)}
-        return {"method": self._name, **target, **self._sketch.about, **kernel}
+        how = {**self._probe.about, **self._sketch.about, **self._regularisation.about}
+        return {"method": self._name, **how, **kernel}
 
     def identity(self) -> dict[str, Any]:
         """What the features depend on."""
         return {
             "method": self._name,
-            **self.denoiser.identity(),
-            "draws": fingerprint(self.draws.sigmas, self.draws.noises, self.draws.seed),
-            "layers": fingerprint(list(self.denoiser.layers)),
-            "target": self._probe.options.target,
+            **self._probe.identity(),
+            "draws_seed": self.draws.seed,
             **self._sketch.about,
         }

@@ -8,29 +8,36 @@ normalised gradients at aligned draws.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ..attribution.attributor import Attributor, Pieces
-from ..data.items import Cond, Dataset, cond_rows, item_shape, length
+from ..artefacts.artefact import Folder
+from ..attribution.attributor import Attributor, Chunks
+from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
-from ..factors.kernel import Side, compare, plain_side, preconditioned_gradients, summed_gradient
-from ..factors.probe import Precision
-from ..layers.kinds import Block, Factors
+from ..factors.curvature import Curvature
+from ..factors.kernel import (
+    Side,
+    compare,
+    plain_side,
+    preconditioned_gradients,
+    summed_gradient,
+)
+from ..factors.probe import Precision, Probe
+from ..layers.kinds import Factors, Part
+from ..running.memory import Budget
 from ..running.progress import bar
-from ..tid.teacher import TID
 
 
 class KFACInfluence(Attributor):
     """Influence of a training image on the query's loss, signed: positive where removing it would
     raise that loss.
 
-    A layer's Gauss-Newton block is E[a a^T] times the sum over positions of E[b b^T] (K-FAC
+    A layer's Gauss-Newton part is E[a a^T] times the sum over positions of E[b b^T] (K-FAC
     "expand"), so its inverse is smaller by the number of positions than TID's, which averages both.
 
     Args:
@@ -52,40 +59,33 @@ class KFACInfluence(Attributor):
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
-        self._tid = TID(
-            denoiser,
-            draws,
-            damping,
-            normalize="none",
-            target="loss",
-            curvature="sampled",
-            aligned=False,
-            memory=memory,
-            precision=precision,
-            compile=compile,
-        )
-        self.denoiser, self.draws, self._samples, self._compile = denoiser, draws, samples, compile
+        self.denoiser, self.draws, self.samples = denoiser, draws, samples
+        self.budget = Budget(denoiser.device, memory)
+        how: dict[str, Any] = {"precision": precision, "compile": compile}
+        self.probe = Probe(denoiser, draws, "loss", aligned=False, **how)
+        self.curvature = Curvature(self.probe, "sampled", "none", damping)
 
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Estimate the curvature."""
-        self._tid.fit(dataset, batch_size, self._samples, store)
+        check_batch_size(batch_size)
+        self.curvature.fit(dataset, batch_size, self.budget, self.samples, store, self.about)
         return self
 
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """The influence of piece after piece of the training set."""
-        self._tid.check_fitted()
-        probe = self._tid.probe
-        x, cond = probe.queries(queries)
-        count = length(dataset)
-        probe.check_shape(item_shape(dataset), "the data set")
-        size = self._tid.micro_batch(dataset, batch_size)
-        group = max(
-            1, self._tid.query_group(2 * len(x)) // 2
-        )  # each takes twice TID's: sums over draws are in float32
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The influence of all of the training set, in one chunk."""
+        check_batch_size(batch_size)
+        self.curvature.check_fitted()
+        x, cond = self.probe.queries(queries)
+        self.probe.check_shape(item_shape(dataset), "the data set")
+        return self._chunks(x, cond, dataset, batch_size)
+
+    def _chunks(self, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:
+        probe, count = self.probe, length(dataset)
+        size = self.budget.fitting(batch_size, probe.image_bytes(dataset))
+        # each takes twice TID's: sums over draws are in float32
+        group = self.budget.fitting(len(x), 2 * probe.query_bytes)
         groups = [slice(first, first + group) for first in range(0, len(x), group)]
-        probe.compile_if_worth(size, count * len(groups), self._compile)
+        probe.prepare(size, count * len(groups))
         with (
             self.denoiser.frozen(),
             bar(count * len(self.draws) * len(groups), "scoring", "image") as progress,
@@ -108,25 +108,25 @@ class KFACInfluence(Attributor):
             yield 0, scores
 
     def _prepare(self, x: Tensor, cond: Cond, first: int) -> dict[str, Side]:
-        """The queries' gradients, averaged over their draws and preconditioned, block by block."""
-        totals: dict[str, tuple[Block, Tensor]] = {}
+        """The queries' gradients, averaged over their draws and preconditioned, part by part."""
+        totals: dict[str, tuple[Part, Tensor]] = {}
         positions: dict[str, int] = {}
 
-        def consume(block: Block, factors: Factors) -> None:
-            gradient = summed_gradient(block, factors).float()
-            positions[block.name] = factors.b.shape[1]
-            totals[block.name] = (
-                block,
-                totals[block.name][1] + gradient if block.name in totals else gradient,
+        def consume(part: Part, factors: Factors) -> None:
+            gradient = summed_gradient(part, factors).float()
+            positions[part.name] = factors.b.shape[1]
+            totals[part.name] = (
+                part,
+                totals[part.name][1] + gradient if part.name in totals else gradient,
             )
 
         for m in range(len(self.draws)):
-            self._tid.probe.run(x, cond, m, "query", range(first, first + len(x)), consume)
+            self.probe.run(x, cond, m, "query", range(first, first + len(x)), consume)
         sides = {}
         while totals:
-            name, (block, total) = totals.popitem()
-            mean = (total / (len(self.draws) * positions[name])).to(self._tid.probe.dtype)
-            sides[name] = preconditioned_gradients(block, mean, self._tid.roots[name])
+            name, (part, total) = totals.popitem()
+            mean = (total / (len(self.draws) * positions[name])).to(self.probe.dtype)
+            sides[name] = preconditioned_gradients(part, mean, self.curvature.roots[name])
         return sides
 
     def _influence(self, sides: dict[str, Side], x: Tensor, cond: Cond, places: range) -> Tensor:
@@ -135,25 +135,21 @@ class KFACInfluence(Attributor):
         """
         total: Tensor | None = None
 
-        def consume(block: Block, factors: Factors) -> None:
+        def consume(part: Part, factors: Factors) -> None:
             nonlocal total
-            if block.name in sides:
+            if part.name in sides:
                 found = compare(
-                    sides[block.name], plain_side(block, factors, (None, None), "gradients")
+                    sides[part.name], plain_side(part, factors, (None, None), "gradients")
                 )
                 total = found if total is None else total.add_(found)
 
         for m in range(len(self.draws)):
-            self._tid.probe.run(x, cond, m, "train", places, consume)
+            self.probe.run(x, cond, m, "train", places, consume)
         assert total is not None
         return total.float() / len(self.draws)
 
     @property
     def about(self) -> dict[str, Any]:
-        """The method and its settings."""
-        return {
-            "method": "KFACInfluence",
-            "target": "loss",
-            "curvature": "sampled",
-            "draws": len(self.draws),
-        }
+        """The method and every setting that changes a number."""
+        how = {"curvature": "sampled", "damping": self.curvature.damping}
+        return {"method": "KFACInfluence", **self.probe.about, **how, "samples": self.samples}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
+import shutil
 from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,15 +19,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..artefacts.files import fingerprint, load, save
-from ..attribution.attributor import Attributor, Pieces, read_queries
+from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.identity import fingerprint
+from ..attribution.attributor import Attributor, Chunks, read_queries
+from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, item_shape, map_cond
-from ..diffusion.batches import data_fingerprint
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
-from ..running.memory import InPieces
-from ..search.rows import Rows
+from ..running.memory import InChunks
+from ..search.store import VectorStore
 from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
 
 # noised images in one evaluation of the network on a GPU; an eighth on a CPU, whose caches are
@@ -72,11 +73,7 @@ class MUCS(Attributor):
         max_steps: int = 5000,
         seed: int = 0,
     ) -> None:
-        if draws.process != denoiser.process:
-            raise WherefromError(
-                f"the draws are of {draws.process!r}, the denoiser is of {denoiser.process!r}: "
-                "make them of one process"
-            )
+        denoiser.check_draws(draws)
         if not 0 < share <= 1:
             raise WherefromError(
                 f"share is the part of the draws that is used, 0 < share <= 1, not {share}"
@@ -85,48 +82,39 @@ class MUCS(Attributor):
         self.settings = Settings(lr, batch, strength, bound, max_steps, seed)
         self.parameters = chosen_parameters(denoiser, parameters)
         used = math.ceil(share * len(draws) - 1e-9)  # 0.55 * 100 is a little more than 55
-        self._sigmas, self._noises = (
-            draws.sigmas[:used],
-            draws.noises[:used],
-        )  # the grid begins with the noisiest
-        self._pieces = InPieces(_CHUNK if denoiser.device.type == "cuda" else _CHUNK // 8)
+        # the grid begins with the noisiest
+        self._sigmas, self._noises = draws.sigmas[:used], draws.noises[:used]
+        self._in_chunks = InChunks(_CHUNK if denoiser.device.type == "cuda" else _CHUNK // 8)
         self._fast = False
         self._fitted: _Fitted | None = None
 
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """The original network's losses of every training image; `store`: a folder to keep them and
         those of queries in.
         """
-        if item_shape(dataset) != self.draws.shape:
-            raise WherefromError(
-                f"the data set has images of shape {item_shape(dataset)}, the draws "
-                f"{self.draws.shape}: they must be alike"
-            )
+        self.draws.check_shape(item_shape(dataset), "the data set")
         place = None if store is None else Path(store)
         identity = {**self.denoiser.identity(), "draws": fingerprint(self._sigmas, self._noises)}
-        self._fast = (
-            self.denoiser.device.type == "cuda"
-            and len(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
-        )
+        worth = len(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
+        self._fast = self.denoiser.device.type == "cuda" and worth
         self._restore()
 
-        def make(x: Tensor, cond: Cond, _: range) -> Tensor:
+        def make(x: Tensor, cond: Cond, _: Sequence[int]) -> Tensor:
             found = self._sweep(x, cond)
-            return torch.cat([found, (x.to(found) ** 2).flatten(1).mean(1, keepdim=True)], 1)
+            mean = (x.to(found) ** 2).flatten(1).mean(1, keepdim=True)
+            return torch.cat([found, mean], 1)[:, None]
 
         folder = None if place is None else place / "original"
-        rows = Rows.build(
-            dataset, make, len(self._sigmas) + 1, identity, folder, batch_size, "measuring"
-        )
-        table = torch.cat([part for _, part in rows.blocks()])  # [N, K + 1]
+        how: dict[str, Any] = {"batch_size": batch_size, "label": "measuring"}
+        width = len(self._sigmas) + 1
+        kept = VectorStore.build("table of losses", dataset, make, width, identity, folder, **how)
+        table = torch.cat([part for _, part in kept.rows()])  # [N, K + 1]
         null = null_loss(self.denoiser.process, float(table[:, -1].double().mean()))
-        self._fitted = _Fitted(table[:, :-1], null, rows.data, identity, place)
+        self._fitted = _Fitted(table[:, :-1], null, kept.data, identity, place)
         return self
 
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """The skew of every training image for every query, in one piece."""
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The skew of every training image for every query, in one chunk."""
         fitted = self._fitted
         if fitted is None:
             raise WherefromError(
@@ -141,31 +129,30 @@ class MUCS(Attributor):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The method and its settings."""
+        """The method and every setting that changes a number, and what came of them."""
         network = self.denoiser.network
         return {
             "method": "MUCS",
             **dataclasses.asdict(self.settings),
             "share": self.share,
             "draws": len(self._sigmas),
+            "draws_seed": self.draws.seed,
             "parameters": list(self.parameters),
             "trained": sum(network.get_parameter(name).numel() for name in self.parameters),
-            "null_loss": None if self._fitted is None else self._fitted.null,
+            **({} if self._fitted is None else {"null_loss": self._fitted.null}),
         }
 
     # --- queries ----------------------------------------------------------------------------------
 
     def _skews(
         self, fitted: _Fitted, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int
-    ) -> Pieces:
-        result = torch.empty(
-            len(x), len(dataset)
-        )  # small beside the N x K losses that each row takes
+    ) -> Chunks:
+        # small beside the N x K losses that each row takes
+        result = torch.empty(len(x), len(dataset))
         for index in range(len(x)):
             row = slice(index, index + 1)
-            result[index] = self._skew(
-                fitted, x[row], cond_rows(cond, row), dataset, batch_size, f"query {index}"
-            )
+            one = x[row], cond_rows(cond, row)
+            result[index] = self._skew(fitted, *one, dataset, batch_size, f"query {index}")
         yield 0, result
 
     def _skew(
@@ -178,40 +165,37 @@ class MUCS(Attributor):
             "parameters": fingerprint(self.parameters),
             "query": fingerprint(x, cond),
         }
-        folder = (
-            None
-            if fitted.store is None
-            else fitted.store / f"unlearned-{fingerprint(identity, fitted.data)}"
-        )
-        weights = None if folder is None else folder / "network.safetensors"
+        place = None
+        if fitted.store is not None:
+            place = fitted.store / f"unlearned-{fingerprint(identity, fitted.data)}"
 
         @cache  # once, and only if there is anything left to measure
         def forget() -> None:
             self._restore()
-            if weights is not None and weights.exists():
-                self._put(load(weights)[0])
+            # on a GPU a second unlearning would not give the same bits: a sweep goes on with the
+            # network it began with
+            unlearned = Artefact.claim(place and place / "network", "unlearned network", identity)
+            if unlearned.state:
+                self._put(unlearned.read("weights"))
                 return
-            unlearn(
-                self._twin, self.parameters, x, cond, dataset, fitted.null, self.settings, label
-            )
-            if weights is not None:
-                # on a GPU a second unlearning would not give the same bits: a sweep goes on with
-                # the network it began with
-                save(
-                    weights,
-                    {name: self._twin.network.get_parameter(name) for name in self.parameters},
-                    {"kind": "unlearned"},
-                )
+            names, settings = self.parameters, self.settings
+            outcome = unlearn(self._twin, names, x, cond, dataset, fitted.null, settings, label)
+            if place is not None:
+                weights = {name: self._twin.network.get_parameter(name) for name in names}
+                unlearned.finish({"steps": outcome.steps, "loss": outcome.loss}, weights=weights)
 
-        def make(image: Tensor, image_cond: Cond, places: range) -> Tensor:
+        def make(image: Tensor, image_cond: Cond, places: Sequence[int]) -> Tensor:
             forget()
             after = self._sweep(image, image_cond)
-            return skew(fitted.losses[places.start : places.stop].to(after), after)[:, None]
+            before = fitted.losses[places[0] : places[-1] + 1].to(after)
+            return skew(before, after)[:, None, None]
 
-        rows = Rows.build(dataset, make, 1, identity, folder, batch_size, f"{label}: measuring")
-        if weights is not None:
-            weights.unlink(missing_ok=True)
-        return torch.cat([part for _, part in rows.blocks()])[:, 0]
+        folder = place and place / "skews"
+        how: dict[str, Any] = {"batch_size": batch_size, "label": f"{label}: measuring"}
+        kept = VectorStore.build("table of skews", dataset, make, 1, identity, folder, **how)
+        if place is not None and (place / "network").exists():
+            shutil.rmtree(place / "network")  # what is left of it are the skews
+        return torch.cat([part for _, part in kept.rows()])[:, 0]
 
     # --- the network and its copy -----------------------------------------------------------------
 
@@ -252,7 +236,7 @@ class MUCS(Attributor):
         x, cond = x.to(like.device, like.dtype), map_cond(cond, lambda value: value.to(like.device))
         noises = self._noises.to(like.device, like.dtype)
 
-        def part(places: Tensor) -> Tensor:
+        def chunk(places: Tensor) -> Tensor:
             item, draw = (places // draws).to(like.device, non_blocking=True), places % draws
             noise = noises[draw.to(like.device, non_blocking=True)]
             denoiser = self._compiled if self._fast and len(places) == _CHUNK else self._twin
@@ -264,7 +248,7 @@ class MUCS(Attributor):
                 return losses(denoiser, x[item], self._sigmas[draw], noise, own).float()
 
         # image after image, all draws each: an evaluation holds as many pairs as suit the device
-        return self._pieces(torch.arange(len(x) * draws), part).unflatten(0, (len(x), draws))
+        return self._in_chunks(torch.arange(len(x) * draws), chunk).unflatten(0, (len(x), draws))
 
 
 @dataclasses.dataclass(frozen=True)

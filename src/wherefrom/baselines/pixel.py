@@ -6,15 +6,15 @@ Training images stream past the queries, where those are; only one batch of them
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attribution.attributor import Attributor, Pieces, read_queries
-from ..data.items import Dataset, batches, item_shape, length
+from ..artefacts.artefact import Folder
+from ..attribution.attributor import Attributor, Chunks, read_queries
+from ..data.items import Dataset, batches, check_batch_size, item_shape, length
 from ..errors import WherefromError
 from ..running.progress import bar
 
@@ -33,19 +33,16 @@ class Pixel(Attributor):
             )
         self.metric = metric
 
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Look whether there is anything to rank; nothing is kept, for the pixels are the data
         set's own.
         """
         item_shape(dataset)
         return self
 
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """A piece for each batch, on the device of the queries."""
-        if batch_size < 1:
-            raise WherefromError(f"batch_size must be at least 1, not {batch_size}")
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """A chunk for each batch, on the device of the queries."""
+        check_batch_size(batch_size)
         query = self._vectors(read_queries(queries, item_shape(dataset))[0])  # [Q, pixels]
         start = 0
         with bar(length(dataset), "comparing pixels", "image") as progress:

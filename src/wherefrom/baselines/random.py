@@ -6,17 +6,17 @@ else.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ..attribution.attributor import Attributor, Pieces, read_queries
+from ..artefacts.artefact import Folder
+from ..attribution.attributor import Attributor, Chunks, read_queries
 from ..data.items import Dataset, item_shape, length
-from ..diffusion.seeds import stream
+from ..diffusion.seeds import seed_of
 
-_BLOCK = 2**14  # training images of one random stream, and of one piece
+_CHUNK = 2**14  # training images of one random stream, and of one piece
 
 
 class Random(Attributor):
@@ -25,27 +25,25 @@ class Random(Attributor):
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Look whether there is anything to rank; nothing is kept."""
         length(dataset)
         return self
 
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """Scores in blocks of a size of their own, whatever the batch size."""
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """Scores in chunks of a size of their own, whatever the batch size."""
         read_queries(queries, item_shape(dataset))  # refuses what every other method refuses
         count = length(dataset)
-        for block, start in enumerate(range(0, count, _BLOCK)):
-            size = min(_BLOCK, count - start)
+        for chunk, start in enumerate(range(0, count, _CHUNK)):
+            size = min(_CHUNK, count - start)
             yield (
                 start,
-                torch.stack([self._row(query, block, size) for query in range(len(queries))]),
+                torch.stack([self._row(query, chunk, size) for query in range(len(queries))]),
             )
 
-    def _row(self, query: int, block: int, size: int) -> Tensor:
+    def _row(self, query: int, chunk: int, size: int) -> Tensor:
         generator = torch.Generator().manual_seed(
-            stream(self.seed, f"random scores of query {query}", block)
+            seed_of(self.seed, f"random scores of query {query}", chunk)
         )
         return torch.rand(size, generator=generator)
 

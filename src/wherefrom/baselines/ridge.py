@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attribution.attributor import Pieces
+from ..attribution.attributor import Chunks
 from ..errors import WherefromError
 
-Blocks = Callable[
+Rows = Callable[
     [], Iterator[tuple[int, Tensor]]
 ]  # first index and features [n, dim] float32, shard after shard
 
@@ -65,6 +65,13 @@ class Regularisation:
         neither = lambda_rel is None and lambda_abs is None
         return cls(lambda_rel, lambda_abs, effective_dim if neither else None)
 
+    @property
+    def about(self) -> dict[str, float]:
+        """Which of the three, and its number."""
+        given = {"lambda_rel": self.relative, "lambda_abs": self.absolute}
+        given["effective_dim"] = self.effective
+        return {name: number for name, number in given.items() if number is not None}
+
     def value(self, kernel: Tensor, dim: int) -> float:
         """lambda for a kernel of either side, float64, of features of `dim` numbers."""
         if self.absolute is not None:
@@ -92,7 +99,7 @@ class Ridge:
     """The kernel of a training set's features.
 
     Args:
-        blocks: reads the features, as often as asked.
+        rows: reads the features, as often as asked.
         count, dim: N and the numbers of a feature.
         regularisation: how lambda is chosen.
         device: where to compute.
@@ -100,22 +107,22 @@ class Ridge:
 
     def __init__(
         self,
-        blocks: Blocks,
+        rows: Rows,
         count: int,
         dim: int,
         regularisation: Regularisation,
         device: torch.device,
     ) -> None:
-        self._blocks, self._count, self._device = blocks, count, device
+        self._rows, self._count, self._device = rows, count, device
         self._dual = count < dim
         if self._dual:
-            features = torch.cat([block.to(device) for _, block in blocks()])
+            features = torch.cat([some.to(device) for _, some in rows()])
             kernel = (features @ features.T).double()
         else:
             kernel = torch.zeros(dim, dim, dtype=torch.float64, device=device)
-            for _, block in blocks():
-                block = block.to(device)
-                kernel += block.T @ block
+            for _, some in rows():
+                some = some.to(device)
+                kernel += some.T @ some
         if not float(kernel.diagonal().sum()) > 0:
             raise WherefromError(
                 "every feature is 0: no gradient reaches the tracked layers at these draws"
@@ -132,20 +139,20 @@ class Ridge:
     def about(self) -> dict[str, Any]:
         return {"lambda": self.value}
 
-    def pieces(self, queries: Tensor) -> Pieces:
+    def chunks(self, queries: Tensor) -> Chunks:
         """phi_q^T (Phi^T Phi + lambda)^-1 phi_i of queries [Q, dim] with all images, piece after
         piece.
         """
         queries = queries.to(self._device)
         if self._dual:  # Phi (Phi^T Phi + lambda)^-1 = (Phi Phi^T + lambda)^-1 Phi
             products = torch.cat(
-                [queries @ block.to(self._device).T for _, block in self._blocks()], 1
+                [queries @ some.to(self._device).T for _, some in self._rows()], 1
             )  # [Q, N]
             yield 0, torch.cholesky_solve(products.double().T, self._factor).T.float()
             return
         solved = torch.cholesky_solve(queries.double().T, self._factor).float()  # [dim, Q]
-        for first, block in self._blocks():
-            yield first, (block.to(self._device) @ solved).T
+        for first, some in self._rows():
+            yield first, (some.to(self._device) @ solved).T
 
     def leverage(self) -> Tensor:
         """h_i = phi_i^T (Phi^T Phi + lambda)^-1 phi_i, in [0, 1): [N] float32."""
@@ -156,9 +163,9 @@ class Ridge:
                 .float()
             )
         found = []
-        for _, block in self._blocks():
+        for _, some in self._rows():
             half = torch.linalg.solve_triangular(
-                self._factor, block.to(self._device).double().T, upper=False
+                self._factor, some.to(self._device).double().T, upper=False
             )
             found.append((half**2).sum(0))
         return torch.cat(found).float()

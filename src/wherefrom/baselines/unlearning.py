@@ -18,12 +18,13 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from ..artefacts.files import fingerprint
+from ..artefacts.identity import fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length, map_cond, read
 from ..diffusion.batches import Order
 from ..diffusion.denoiser import Denoiser
+from ..diffusion.loss import image_losses
 from ..diffusion.process import Process
-from ..diffusion.seeds import stream
+from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
 from ..running.progress import bar
 
@@ -85,10 +86,8 @@ def null_loss(process: Process, mean_square: float) -> float:
     """
     sigma = process.check(process.sample_sigma(_LEVELS, torch.Generator().manual_seed(0)))
     skip, (p, q) = process.preconditioning(sigma)[0], process.mix(sigma)
-    image, noise = (
-        p - skip * process.mu(sigma),
-        q - skip * process.nu(sigma),
-    )  # what is left of each in the error
+    # what is left of each in the error
+    image, noise = p - skip * process.mu(sigma), q - skip * process.nu(sigma)
     return float((process.loss_weight(sigma) * (image**2 * mean_square + noise**2)).mean())
 
 
@@ -96,10 +95,7 @@ def losses(denoiser: Denoiser, x: Tensor, sigma: Tensor, noise: Tensor, cond: Co
     """The training loss of each noised image, [B], in the type of x."""
     process = denoiser.process
     output = denoiser(process.add_noise(x, sigma, noise), sigma, cond)
-    error = (output.to(x.dtype) - process.target(x, sigma, noise)).flatten(1)
-    return process.loss_weight(sigma).to(x.dtype).to(x.device, non_blocking=True) * (error**2).mean(
-        1
-    )
+    return image_losses(process, output, x, sigma, noise)
 
 
 def chosen_parameters(denoiser: Denoiser, patterns: Sequence[str] | None) -> tuple[str, ...]:
@@ -269,4 +265,4 @@ class _Run:
         )
 
     def _stream(self, role: str, step: int) -> int:
-        return stream(self.settings.seed, f"unlearning {self._query} {role}", step)
+        return seed_of(self.settings.seed, f"unlearning {self._query} {role}", step)

@@ -10,8 +10,9 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import WherefromError
+from ..evaluation.experiments import EXPERIMENTS
 from .demo import run_demo
-from .evaluate import run_evaluation, run_lds, write_report
+from .evaluate import changed, counted, run_evaluation, run_lds, write_report
 
 
 class Commands(TyperGroup):
@@ -30,16 +31,15 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        help="digits, cifar10-small, wikiart-small, coco-small, cifar10, artbench10 or coco."
-    ),
-]
+Name = Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")]
 Data = Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")]
 Seeds = Annotated[int, typer.Option(help="How many; each is an experiment of its own.")]
 Chosen = Annotated[
     list[str] | None, typer.Option(help="A method by name, again for more; none: all.")
+]
+
+Coupled = Annotated[
+    bool, typer.Option(help="Whether retraining shares batches and noise with the full training.")
 ]
 
 app = typer.Typer(
@@ -92,20 +92,22 @@ def evaluate(
     seeds: Seeds = 1,
     method: Chosen = None,
     fraction: Annotated[
-        list[float] | None, typer.Option(help="Share of the training set removed for each query.")
+        list[float] | None,
+        typer.Option(help="Share of the training set removed for each query, again for more."),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="A similarity by name, again for more.")
     ] = None,
-    coupled: Annotated[
-        bool,
-        typer.Option(help="Whether retraining shares batches and noise with the full training."),
-    ] = True,
+    coupled: Coupled = True,
+    processes: Annotated[
+        int, typer.Option(help="How many work at once; several use a GPU better than one.")
+    ] = 1,
 ) -> None:
     """Remove what each method found, retrain, regenerate from the same noise, and see whether the
     images change.
     """
-    run_evaluation(name, out, data, seeds, method, fraction, metric, coupled)
+    one = changed(name, fractions=fraction, metrics=metric, coupled=coupled)
+    run_evaluation(one, out, data, counted(seeds), method, processes)
 
 
 @app.command()
@@ -120,14 +122,12 @@ def lds(
     subsets: Annotated[
         int, typer.Option(help="Random halves of the training set that networks are trained on.")
     ] = 32,
-    coupled: Annotated[
-        bool, typer.Option(help="Whether their training shares batches and noise.")
-    ] = True,
+    coupled: Coupled = True,
 ) -> None:
     """Train on random halves of the data, and see whether each method's scores predict the losses:
-    the datamodelling score.
+    the linear datamodelling score.
     """
-    run_lds(name, out, data, seeds, method, subsets, coupled)
+    run_lds(changed(name, coupled=coupled), out, data, counted(seeds), method, subsets)
 
 
 @app.command()

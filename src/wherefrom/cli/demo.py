@@ -19,8 +19,12 @@ from rich.console import Console
 from torch import Tensor
 
 from .. import __version__
-from ..artefacts.files import fingerprint, load, save, save_json
-from ..attribution.result import Attribution, ranked
+from ..artefacts.artefact import Artefact
+from ..artefacts.files import save, save_json
+from ..artefacts.identity import fingerprint
+from ..attribution.agreement import shared_top, spearman
+from ..attribution.result import Attribution
+from ..attribution.top import both_ends
 from ..data import digits
 from ..data.items import Dataset, batches
 from ..diffusion.denoiser import Denoiser
@@ -29,7 +33,6 @@ from ..diffusion.sampling import sample
 from ..models.presets import preset
 from ..report.figures import Found, attribution_rows, image_row
 from ..tid.teacher import TID
-from ..tide.loss import shared_top, spearman
 from ..tide.student import TIDE
 
 COUNT = 8  # images to generate
@@ -41,11 +44,8 @@ EPOCHS = 12  # of distillation
 
 def run_demo(out: Path, seed: int) -> None:
     """Train, generate, attribute with teacher and student, write down."""
-    console, settings, dataset = (
-        Console(highlight=False, soft_wrap=True),
-        preset("digits"),
-        digits(),
-    )
+    console = Console(highlight=False, soft_wrap=True)
+    settings, dataset = preset("digits"), digits()
     clock = _Clock()
     console.print(
         f"[bold]1. Training[/] a small diffusion transformer on {len(dataset):,} handwritten digits"
@@ -107,7 +107,7 @@ def run_demo(out: Path, seed: int) -> None:
     console.print(f"[bold]5. Writing[/] what was found to {out}/")
     training, labels = next(batches(digits(labels=True), len(dataset)))  # [N, 1, 8, 8] and [N]
     assert isinstance(labels, Tensor)
-    found = {"TID": ranked(tau, TOP_K), "TIDE": ranked(rho, TOP_K)}
+    found = {"TID": both_ends(tau, TOP_K), "TIDE": both_ends(rho, TOP_K)}
     image_row(
         out / "generated.png",
         images,
@@ -159,15 +159,12 @@ def run_demo(out: Path, seed: int) -> None:
 
 def _teacher_scores(tid: TID, images: Tensor, dataset: Dataset, out: Path) -> Tensor:
     """TID's scores [Q, N] of the images, computed or, where they are there already, read."""
-    path = out / "tid" / "scores.safetensors"
-    identity = fingerprint(tid.identity(), tid.observations, images)
-    if path.exists():
-        tensors, header = load(path)
-        if header.get("identity") == identity:
-            return tensors["tau"]
-    tau = tid.scores(images, dataset)
-    save(path, {"tau": tau}, {"kind": "scores", "identity": identity})
-    return tau
+    identity = {**tid.identity(), "queries": fingerprint(images)}
+    kept = Artefact.claim(out / "scores", "table of scores", identity)
+    if not kept.state:
+        tau = tid.scores(images, dataset)
+        kept.finish({"method": tid.about}, scores={"tau": tau})
+    return kept.read("scores")["tau"]
 
 
 def _pictures(hits: Attribution, training: Tensor, labels: Tensor) -> Found:

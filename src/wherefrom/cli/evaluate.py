@@ -4,64 +4,74 @@ its tables and figures.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from ..artefacts.files import save_bytes
 from ..errors import WherefromError
-from ..evaluation.experiments import experiment
+from ..evaluation.experiments import Experiment, experiment
+from ..evaluation.parallel import evaluate_in_parallel
+from ..evaluation.study import Evaluation
 from ..report.studies import accuracy_and_cost, found, regenerated
 from ..report.tables import Tables, lds_tables
 
 FIGURES = ("regenerated", "found", "accuracy-cost")
 
 
+def changed(name: str, **options: Any) -> Experiment:
+    """A named experiment with the options that were given; those that are None were not."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return dataclasses.replace(experiment(name), **given)
+
+
+def counted(seeds: int) -> range:
+    """So many seeds, from 0 on."""
+    if seeds < 1:
+        raise WherefromError(f"there must be at least one seed, not {seeds}")
+    return range(seeds)
+
+
 def run_evaluation(
-    name: str,
+    one: Experiment,
     out: Path,
     data: Path | None,
-    seeds: int,
+    seeds: Sequence[int],
     methods: Sequence[str] | None,
-    fractions: Sequence[float] | None,
-    metrics: Sequence[str] | None,
-    coupled: bool,
+    processes: int,
 ) -> None:
     """Train, attribute, remove, retrain, regenerate and compare; then show the first table."""
-    experiment(name).run(out, data, _counted(seeds), methods, fractions, metrics, coupled)
+    if processes == 1:
+        one.run(out, data, seeds, methods)
+    else:
+        evaluate_in_parallel(one, out, data, seeds, methods, processes)
     console = Console(highlight=False, soft_wrap=True)
     console.print(Tables(out).auc().markdown(), markup=False)
-    console.print(
-        f"all rows: {out / 'results.csv'}; all tables and figures: wherefrom report {out}"
-    )
+    table = Evaluation(out).table
+    console.print(f"all rows: {table}; all tables and figures: wherefrom report {out}")
 
 
 def run_lds(
-    name: str,
+    one: Experiment,
     out: Path,
     data: Path | None,
-    seeds: int,
+    seeds: Sequence[int],
     methods: Sequence[str] | None,
     subsets: int,
-    coupled: bool,
 ) -> None:
     """Train on random halves, and show how well each method's scores predict how the losses of the
     generated images follow.
     """
-    found = experiment(name).lds(out, data, _counted(seeds), methods, subsets, coupled)
-    table, each = lds_tables(found, subsets)
+    table, each = lds_tables(one.lds(out, data, seeds, methods, subsets), subsets)
+    report = Evaluation(out).report()
     save_bytes(out / "lds.csv", each.csv().encode())
-    table.save(out / "report", "lds")
+    table.save(report, "lds")
     console = Console(highlight=False, soft_wrap=True)
     console.print(table.markdown(), markup=False)
-    console.print(f"of every query: {out / 'lds.csv'}; this table: {out / 'report' / 'lds.md'}")
-
-
-def _counted(seeds: int) -> range:
-    if seeds < 1:
-        raise WherefromError(f"there must be at least one seed, not {seeds}")
-    return range(seeds)
+    console.print(f"of every query: {out / 'lds.csv'}; this table: {report / 'lds.md'}")
 
 
 def write_report(
@@ -74,7 +84,7 @@ def write_report(
     """Write tables as Markdown and CSV and figures as PNG into the evaluation's folder, all or some
     by name.
     """
-    tables, place = Tables(folder, fraction), folder / "report"
+    tables, place = Tables(folder, fraction), Evaluation(folder).report()
     known = tables.all()
     wanted = list(what or [*known, *FIGURES])
     unknown = [one for one in wanted if one not in known and one not in FIGURES]

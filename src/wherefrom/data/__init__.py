@@ -1,6 +1,6 @@
 """Data sets: each gives items `x` or `(x, cond)` with x a float tensor [C, H, W] in [-1, 1].
 
-Those read from image files also have `draw(i, generator)`, the view that training sees.
+Those read from image files also have `training_view(i, generator)`: random crops and captions.
 """
 
 from .artbench import artbench10

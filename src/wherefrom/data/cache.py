@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from ..artefacts import files as store
+from ..artefacts.artefact import Artefact
+from ..artefacts.files import atomically
 from ..errors import WherefromError
+from ..running.progress import bar
 from .lazy import LazyImages
 from .mapped import Mapped
 
-_PIXELS, _INDEX = "pixels.bin", "index.safetensors"
+_PIXELS = "pixels.bin"
 _CHUNK = (
     256  # images decoded ahead of the writer: bounds the memory, and the wait when something fails
 )
@@ -65,38 +66,33 @@ def cached(dataset: LazyImages, path: str | os.PathLike[str]) -> Cached:
             f"{type(dataset).__name__} has nothing to decode: only sets of image files can be "
             "cached"
         )
-    folder, identity = Path(path), dataset.identity()
-    if not (folder / _INDEX).exists():
-        _build(dataset, folder, identity)
-    tensors, header = store.load(folder / _INDEX)
-    difference = store.differing(header.get("dataset", {}), identity)
-    if difference:
+    artefact = Artefact.claim(path, "cache of decoded images", dataset.identity())
+    pixels = Path(path) / _PIXELS
+    if not artefact.state:
+        shapes = _decode(dataset, pixels)
+        size = int(shapes.prod(1).sum())
+        artefact.finish({"bytes": size}, index={"shapes": shapes})
+    shapes, size = artefact.read("index")["shapes"], int(artefact.state["bytes"])
+    if _size(pixels) != size:
         raise WherefromError(
-            f"the cache {folder} was made from another data set ({difference}): give another "
-            "folder, or delete this one"
+            f"{pixels} has {_size(pixels)} bytes where its index says {size}: delete {path}"
         )
-    shapes = tensors["shapes"]
-    size, found = int(shapes.prod(1).sum()), _size(folder / _PIXELS)
-    if found != size:
-        raise WherefromError(
-            f"{folder / _PIXELS} has {found} bytes where its index says {size}: delete {folder}"
-        )
-    return Cached(dataset, Mapped(folder / _PIXELS, (size,)), shapes)
+    return Cached(dataset, Mapped(pixels, (size,)), shapes)
 
 
-def _build(dataset: LazyImages, folder: Path, identity: dict[str, Any]) -> None:
+def _decode(dataset: LazyImages, path: Path) -> Tensor:
+    """Write the bytes of all images, one after the other; their shapes [N, 3]."""
     shapes: list[tuple[int, ...]] = []
 
     def write(part: str) -> None:
-        with open(part, "wb") as file:
-            for pixels in tqdm(
-                _decoded(dataset), "decoding", len(dataset), unit="image", disable=None
-            ):
+        with open(part, "wb") as file, bar(len(dataset), "decoding", "image") as progress:
+            for pixels in _decoded(dataset):
                 file.write(pixels.contiguous().numpy().tobytes())
                 shapes.append(tuple(pixels.shape))
+                progress.update()
 
-    store.atomically(folder / _PIXELS, write)
-    store.save(folder / _INDEX, {"shapes": torch.tensor(shapes)}, {"dataset": identity})
+    atomically(path, write)
+    return torch.tensor(shapes)
 
 
 def _decoded(dataset: LazyImages) -> Iterator[Tensor]:

@@ -20,7 +20,7 @@ from .mapped import Mapped
 Item = Tensor | tuple[Tensor, Tensor]
 
 
-class Rows(Protocol):
+class OneByOne(Protocol):
     """What `Images` asks of an array that is neither numpy's nor torch's: one image [C, H, W] at a
     time.
     """
@@ -47,7 +47,7 @@ class Images:
     """
 
     def __init__(
-        self, pixels: Tensor | NDArray[Any] | Rows, cond: Tensor | ArrayLike | None = None
+        self, pixels: Tensor | NDArray[Any] | OneByOne, cond: Tensor | ArrayLike | None = None
     ) -> None:
         if len(pixels.shape) != 4:
             raise WherefromError(f"pixels has shape {tuple(pixels.shape)}; it must be [N, C, H, W]")
@@ -96,7 +96,7 @@ def _numbers(pixels: Tensor | NDArray[Any]) -> Tensor:
     return scaled(here) if here.dtype == torch.uint8 else here
 
 
-def _is_bytes_or_floats(pixels: Tensor | NDArray[Any] | Rows) -> bool:
+def _is_bytes_or_floats(pixels: Tensor | NDArray[Any] | OneByOne) -> bool:
     if isinstance(pixels, Tensor):
         return pixels.dtype == torch.uint8 or pixels.is_floating_point()
     return pixels.dtype == np.uint8 or pixels.dtype.kind == "f"

@@ -27,15 +27,15 @@ class Dataset(Protocol):
 
 
 @runtime_checkable
-class Drawable(Protocol):
+class Viewed(Protocol):
     """A data set whose items look different each time they are trained on (a random crop, one of
     several captions).
 
-    `dataset[i]` is the fixed view that attribution sees; `draw` is the training view, a function of
-    the generator alone.
+    `dataset[i]` is the fixed view that attribution sees; `training_view` is what training sees, a
+    function of the generator alone.
     """
 
-    def draw(self, index: int, generator: torch.Generator, /) -> Any: ...
+    def training_view(self, index: int, generator: torch.Generator, /) -> Any: ...
 
 
 def split(item: Any) -> tuple[Tensor, Cond]:
@@ -61,6 +61,12 @@ def item_shape(dataset: Dataset) -> tuple[int, ...]:
     """The shape [C, H, W] of the first item, which all others must share."""
     length(dataset)
     return tuple(split(dataset[0])[0].shape)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuse batches of nothing."""
+    if batch_size < 1:
+        raise WherefromError(f"batch_size must be at least 1, not {batch_size}")
 
 
 def several(dataset: Dataset, indices: Sequence[int]) -> list[Any]:

@@ -1,8 +1,8 @@
 """Data sets that decode an image each time it is read, and what all of them share: crops, scaling
 and the two views.
 
-`dataset[i]` is the fixed view (centre crop, first condition); `dataset.draw(i, generator)` is the
-training view.
+`dataset[i]` is the fixed view (centre crop, first condition); `dataset.training_view(i,
+generator)` is the training view.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..artefacts.files import fingerprint
+from ..artefacts.identity import fingerprint
 from .decode import check_view, open_image, resize_image, to_bytes
 from .images import Item, scaled
 
@@ -50,7 +50,7 @@ class LazyImages(ABC):
     def __getitem__(self, index: int) -> Item:
         return self._view(index, None, 0.0)
 
-    def draw(self, index: int, generator: torch.Generator) -> Item:
+    def training_view(self, index: int, generator: torch.Generator) -> Item:
         """A random crop, and a random condition where there are several; always three random
         numbers.
         """

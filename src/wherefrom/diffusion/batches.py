@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..artefacts.files import fingerprint
-from ..data.items import Cond, Dataset, Drawable, collate, item_shape, length, map_cond, several
+from ..data.items import Cond, Dataset, Viewed, collate, item_shape, map_cond, several
 from ..errors import WherefromError
 from ..running.progress import bar
-from .seeds import stream
+from .seeds import seed_of
 
 PRELOAD_BYTES = 2 * 2**30  # data sets up to this size are kept whole on the device
 _READ = 1024  # items read at once
@@ -46,14 +45,14 @@ class Order:
         pool = self.count if self.keep is None or self.coupled else len(self.keep)
         per_pass = pool // self.batch_size
         turn, place = divmod(step, per_pass)
-        drawn = _shuffled(pool, stream(self.seed, "order", turn))[place * self.batch_size :][
+        drawn = _shuffled(pool, seed_of(self.seed, "order", turn))[place * self.batch_size :][
             : self.batch_size
         ]
         if self.keep is None:
             return drawn
         if not self.coupled:
             return self.keep[drawn]
-        generator = torch.Generator().manual_seed(stream(self.seed, "replacement", step))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "replacement", step))
         spare = self.keep[torch.randint(len(self.keep), (self.batch_size,), generator=generator)]
         return torch.where(self._kept[drawn], drawn, spare)
 
@@ -87,13 +86,6 @@ def kept_indices(keep: Iterable[int] | Tensor | None, count: int) -> Tensor | No
     return chosen.long().cpu().unique()
 
 
-def data_fingerprint(dataset: Dataset) -> str:
-    """A digest of the length and of up to 64 items spread over the set, fixed views."""
-    count = length(dataset)
-    places = torch.linspace(0, count - 1, min(count, 64)).long().tolist()
-    return fingerprint(count, [dataset[place] for place in places])
-
-
 class Feed:
     """Batches (x, cond) on a device, for any step on."""
 
@@ -102,7 +94,7 @@ class Feed:
         self.shape = item_shape(dataset)
         size = order.count * torch.Size(self.shape).numel() * 4
         self._whole = (
-            self._load() if size <= PRELOAD_BYTES and not isinstance(dataset, Drawable) else None
+            self._load() if size <= PRELOAD_BYTES and not isinstance(dataset, Viewed) else None
         )
 
     def batches(self, steps: range) -> Iterator[tuple[Tensor, Cond]]:
@@ -163,12 +155,12 @@ class _Views(torch.utils.data.Dataset[Any]):
             return error  # raised in a worker, it would reach the user wrapped in a traceback
 
     def _view(self, index: int, step: int, place: int) -> Any:
-        if not isinstance(self.dataset, Drawable):
+        if not isinstance(self.dataset, Viewed):
             return self.dataset[index]
         # a stream for each place in the batch: a replaced image changes no other image's view
-        return self.dataset.draw(
+        return self.dataset.training_view(
             index,
             torch.Generator().manual_seed(
-                stream(self.order.seed, "view", step * self.order.batch_size + place)
+                seed_of(self.order.seed, "view", step * self.order.batch_size + place)
             ),
         )

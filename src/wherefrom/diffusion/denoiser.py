@@ -15,10 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..artefacts.files import fingerprint
+from ..artefacts.identity import fingerprint
 from ..data.items import Cond
 from ..errors import WherefromError
 from ..layers.discovery import find_blocks, find_layers, named
+from .draws import Draws
 from .process import Process
 
 Call = Callable[[nn.Module, Tensor, Tensor, Cond], Tensor]
@@ -115,6 +116,14 @@ class Denoiser:
         for watcher in self._watchers:
             watcher(x_sigma, level, cond, output)
         return output
+
+    def check_draws(self, draws: Draws) -> None:
+        """Refuse draws of another process."""
+        if draws.process != self.process:
+            raise WherefromError(
+                f"the draws are of {draws.process!r}, the denoiser is of {self.process!r}: make "
+                "them of one process"
+            )
 
     @contextlib.contextmanager
     def watched(self, watcher: Watcher) -> Iterator[None]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..artefacts.identity import fingerprint
 from ..errors import WherefromError
 from .process import Process
-from .seeds import stream
+from .seeds import seed_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,22 @@ class Draws:
         )
         self.noises = self.noises.reshape(count, *shape)  # [M, C, H, W]
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """All that makes them, beside the process: `Draws(process, **about)` gives them again."""
+        return {"shape": list(self.shape), "count": len(self), "seed": self.seed}
+
+    def fingerprint(self) -> str:
+        """A digest of the numbers themselves."""
+        return fingerprint(self.sigmas, self.noises)
+
+    def check_shape(self, shape: tuple[int, ...], what: str) -> None:
+        """Refuse images that are not of the draws' shape; `what` has them."""
+        if shape != self.shape:
+            raise WherefromError(
+                f"{what} has images of shape {shape}, the draws {self.shape}: they must be alike"
+            )
+
     def __len__(self) -> int:
         return len(self.sigmas)
 
@@ -68,7 +86,7 @@ def independent_draw(draws: Draws, role: str, index: int, m: int, own_level: boo
 
     `own_level`: the level is drawn as well (RQ2); False: it is that of draw m.
     """
-    generator = torch.Generator().manual_seed(stream(draws.seed, f"{role} {index}", m))
+    generator = torch.Generator().manual_seed(seed_of(draws.seed, f"{role} {index}", m))
     level = int(torch.randint(len(draws), (), generator=generator)) if own_level else m
     return Draw(draws.sigmas[level], torch.randn(draws.shape, generator=generator))
 
@@ -79,5 +97,5 @@ def resampled_cotangent(draws: Draws, index: int, m: int) -> Tensor:
     """
     return torch.randn(
         draws.shape,
-        generator=torch.Generator().manual_seed(stream(draws.seed, f"resampled {index}", m)),
+        generator=torch.Generator().manual_seed(seed_of(draws.seed, f"resampled {index}", m)),
     )

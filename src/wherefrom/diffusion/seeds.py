@@ -1,5 +1,5 @@
-"""Named random streams: the seed of every random decision is a function of what it decides, so
-nothing depends on order.
+"""Named seeds: that of every random decision is a function of what it decides, so nothing depends
+on order.
 """
 
 from __future__ import annotations
@@ -7,13 +7,9 @@ from __future__ import annotations
 import hashlib
 
 
-def stream(seed: int, name: str, number: int) -> int:
-    """The seed of one named random stream at one step: streams never share numbers, and need no
-    state to resume.
+def seed_of(seed: int, name: str, number: int) -> int:
+    """The seed of one named source of random numbers at one step: two never share numbers, and none
+    needs a state to resume.
     """
-    return (
-        int.from_bytes(
-            hashlib.blake2b(f"{seed} {name} {number}".encode(), digest_size=8).digest(), "big"
-        )
-        >> 1
-    )
+    digest = hashlib.blake2b(f"{seed} {name} {number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

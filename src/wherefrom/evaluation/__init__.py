@@ -2,7 +2,7 @@
 statistics of that question.
 """
 
-from .counterfactual import Method, counterfactual
+from .counterfactual import Method, Recipe, counterfactual
 from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
 from .lds import LDS, datamodelling_score, lds
 from .methods import ablated, standard
@@ -15,14 +15,13 @@ from .standins import AugNet, EfficientNetLite0
 from .statistics import (
     Estimate,
     Interval,
-    Noise,
     PairedTest,
+    Stray,
     auc,
     auc_interval,
     budget,
     estimate,
     expected_random_union,
-    noise,
     paired_test,
     per_seed_auc,
     per_seed_ratio,
@@ -32,6 +31,7 @@ from .statistics import (
     ratio_interval,
     removal_union,
     similarity_ratio,
+    stray,
 )
 
 __all__ = [
@@ -51,11 +51,12 @@ __all__ = [
     "Interval",
     "Method",
     "Metric",
-    "Noise",
     "PairedTest",
+    "Recipe",
     "Results",
     "Row",
     "Setup",
+    "Stray",
     "Summary",
     "ablated",
     "auc",
@@ -68,7 +69,6 @@ __all__ = [
     "expected_random_union",
     "lds",
     "metric",
-    "noise",
     "paired_test",
     "per_seed_auc",
     "per_seed_ratio",
@@ -79,5 +79,6 @@ __all__ = [
     "removal_union",
     "similarity_ratio",
     "standard",
+    "stray",
     "to_unit",
 ]

@@ -7,40 +7,91 @@ and a method, a seed, a budget or a control that is added later computes only wh
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..artefacts.files import check_folder, differing, fingerprint, load, load_json, save, save_json
+from ..artefacts.artefact import Folder
+from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor
-from ..data.items import Dataset, Drawable, length
+from ..data.fingerprint import data_fingerprint
+from ..data.items import Dataset, Viewed, length
 from ..diffusion.denoiser import Denoiser
-from ..diffusion.seeds import stream
+from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
 from .metrics import available
 from .results import Results, Row
 from .setup import Setup
 from .similarity import Metric, to_unit
 from .statistics import budget, removal_union
+from .study import Evaluation, join_parts
 
-Method = Callable[
-    [Denoiser, Dataset, Path], Attributor
-]  # model, training set and a folder to keep things in: fitted
+# model, training set and a folder to keep things in: fitted
+Method = Callable[[Denoiser, Dataset, Path], Attributor]
 CONTROL = "random"
 _TOGETHER = 16  # networks that are trained as one, where they are
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method whose settings are known before it is fitted, which can take hours.
+
+    Args:
+        make: the attributor, not yet fitted.
+        batch_size: of its fit.
+        samples: an argument of its fit, cut at the size of the data set; None: it takes none.
+    """
+
+    make: Callable[[Denoiser, Dataset], Attributor]
+    batch_size: int = 64
+    samples: int | None = None
+
+    def about(self, denoiser: Denoiser, dataset: Dataset) -> dict[str, Any]:
+        """Every setting that changes a number."""
+        return {**self.make(denoiser, dataset).about, **self._fitting(dataset)}
+
+    def __call__(self, denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
+        """Fitted, or read from the store."""
+        attributor = self.make(denoiser, dataset)
+        return attributor.fit(dataset, self.batch_size, store=store, **self._fitting(dataset))
+
+    def _fitting(self, dataset: Dataset) -> dict[str, Any]:
+        return {} if self.samples is None else {"samples": min(self.samples, length(dataset))}
+
+
+class _Prepared(NamedTuple):
+    """A method for one model and data set."""
+
+    about: Mapping[str, Any]
+    settings: str  # a short digest of it
+    fit: Callable[[], tuple[Attributor, float]]  # and the seconds that it took
+
+
+class Removal(NamedTuple):
+    """The training images that are removed for a method."""
+
+    method: str
+    settings: str  # of the method, as a short digest
+    fraction: float
+    indices: Tensor
+
+    @property
+    def key(self) -> str:
+        """Those images, as a digest."""
+        return fingerprint(self.indices)
 
 
 def counterfactual(
     setup: Setup,
     methods: Mapping[str, Method],
-    folder: str | os.PathLike[str],
+    folder: Folder,
     seeds: Sequence[int] = (0,),
     queries: int | Tensor = 20,
     fractions: Sequence[float] = (0.02,),
@@ -54,8 +105,9 @@ def counterfactual(
 
     Args:
         setup: the model, its data and its training.
-        methods: by name, how to make a fitted attributor of a trained model; scores are kept under
-            that name, so a method whose settings change needs another.
+        methods: by name, how to make a fitted attributor of a trained model. Scores are known by
+            the name and by the attributor's `about`: a method whose settings change is computed
+            anew.
         folder: where all stages keep what they made.
         seeds: of networks, batches and queries; each is an experiment of its own.
         queries: how many images are generated and attributed in each seed; or images [Q, C, H, W]
@@ -70,46 +122,42 @@ def counterfactual(
             one elsewhere.
         batch_size: training images that a method scores together.
     """
-    place = Path(folder)
-    check_folder(place)
     if CONTROL in methods:
-        raise WherefromError(
-            f"a method may not be called {CONTROL!r}: that is the name of the controls"
-        )
+        raise WherefromError(f"a method may not be called {CONTROL!r}: that is what controls are")
     count = queries if isinstance(queries, int) else len(queries)
     if count < 1:
         raise WherefromError("there are no queries: ask for at least one")
     if controls < 0:
         raise WherefromError(f"controls counts random removals, 0 or more, not {controls}")
-    claim(
-        place, {**setup.identity(), "queries": count, "given": _given(queries), "coupled": coupled}
-    )
+    given = queries if isinstance(queries, Tensor) else None
+    evaluation = claimed(setup, folder, count, coupled, given)
     made, missing = available(metrics)
     for why in missing.values():
         warnings.warn(why, stacklevel=2)
     together = networks_at_once(setup, together)
     rows: list[Row] = []
     for seed in seeds:
-        study = Study(
-            setup,
-            place / f"seed-{seed}",
-            seed,
-            count,
-            queries if isinstance(queries, Tensor) else None,
-            batch_size,
-        )
+        study = Study(setup, evaluation, seed, count, given, batch_size)
         removals = list(study.removals(methods, fractions, controls))
-        study.retrain([removed for _, _, removed in removals], coupled, together)
-        study.note(removals)
-        for name, fraction, removed in removals:
-            for metric, values in study.similarities(removed, made).items():
-                rows += [
-                    Row(seed, name, fraction, len(removed), metric, query, value)
-                    for query, value in enumerate(values.tolist())
-                ]
-    results, table = Results(rows), place / "results.csv"
-    (Results.load(table).updated(results) if table.exists() else results).save(table)
+        study.retrain([removal.indices for removal in removals], coupled, together)
+        study.files.note({(one.method, one.fraction): one.key for one in removals})
+        for one in removals:
+            about = (seed, one.method, one.settings, one.fraction, len(one.indices))
+            for metric, values in study.similarities(one.key, made).items():
+                rows += [Row(*about, metric, q, value) for q, value in enumerate(values.tolist())]
+    results = Results(rows)
+    evaluation.add(results)
     return results
+
+
+def claimed(
+    setup: Setup, folder: Folder, queries: int, coupled: bool, given: Tensor | None = None
+) -> Evaluation:
+    """The folder of an evaluation, once it is clear that it holds no other."""
+    evaluation = Evaluation(folder)
+    asked = {"queries": queries, "given": None if given is None else fingerprint(given)}
+    evaluation.claim({**setup.identity(), **asked, "coupled": coupled})
+    return evaluation
 
 
 def networks_at_once(setup: Setup, wanted: int | None) -> int:
@@ -119,25 +167,7 @@ def networks_at_once(setup: Setup, wanted: int | None) -> int:
     if wanted is not None:
         return max(1, wanted)
     on_gpu = next(setup.network(0).parameters()).is_cuda
-    return _TOGETHER if on_gpu and not isinstance(setup.dataset, Drawable) else 1
-
-
-def _given(queries: int | Tensor) -> str | None:
-    return fingerprint(queries) if isinstance(queries, Tensor) else None
-
-
-def claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Make the folder one of these settings, or refuse if it is one of others."""
-    path = folder / "settings.json"
-    if path.exists():
-        differs = differing(load_json(path), identity)
-        if differs:
-            raise WherefromError(
-                f"{folder} holds an evaluation with other settings: {differs}; choose another "
-                "folder"
-            )
-    else:
-        save_json(path, identity)
+    return _TOGETHER if on_gpu and not isinstance(setup.dataset, Viewed) else 1
 
 
 class Study:
@@ -146,197 +176,175 @@ class Study:
     def __init__(
         self,
         setup: Setup,
-        folder: Path,
+        evaluation: Evaluation,
         seed: int,
         queries: int,
-        given: Tensor | None,
-        batch_size: int,
+        given: Tensor | None = None,
+        batch_size: int = 64,
     ) -> None:
-        self.setup, self.folder, self.seed, self.queries, self._given = (
-            setup,
-            folder,
-            seed,
-            queries,
-            given,
-        )
-        self._batch_size = batch_size
+        self.setup, self.seed, self.queries = setup, seed, queries
+        self.files = evaluation.seed(seed)
+        self._given, self._batch_size = given, batch_size
         self._network: torch.nn.Module | None = None
 
     @property
     def network(self) -> torch.nn.Module:
         """The network that saw everything, trained or read."""
         if self._network is None:
-            self._network = self.setup.trained(self.seed, self.folder / "model")
+            self._network = self.setup.trained(self.seed, self.files.model)
         return self._network
 
     def images(self) -> Tensor:
         """What is attributed and compared with, [Q, C, H, W]: what the full network generates, or
         what was given.
         """
-        path = self.folder / "queries.safetensors"
-        if not path.exists():
-            save(
-                path,
-                {"images": self.setup.generated(self.network, self.seed, self.queries)},
-                {"kind": "queries"},
-            )
-        generated = load(path)[0]["images"]
+        kept = self.files.queries()
+        if not kept.state:
+            images = self.setup.generated(self.network, self.seed, self.queries)
+            kept.finish({"images": len(images)}, images={"images": images})
+        generated = self.files.images()
         if self._given is None:
             return generated
-        if self._given.shape != generated.shape or not torch.allclose(
-            self._given.float().cpu(), generated, atol=1e-3
-        ):
+        given = self._given.float().cpu()
+        if given.shape != generated.shape or not torch.allclose(given, generated, atol=1e-3):
             warnings.warn(
                 f"the queries are not what the network of seed {self.seed} generates from this "
-                "seed's noise: regenerated images "
-                "will differ from them for that reason alone",
+                "seed's noise: regenerated images will differ from them for that reason alone",
                 stacklevel=4,
             )
-        return self._given.float().cpu()
-
-    def removals(
-        self, methods: Mapping[str, Method], fractions: Sequence[float], controls: int
-    ) -> Iterator[tuple[str, float, Tensor]]:
-        """Every method's and control's name, budget, and the training images it removes."""
-        total = length(self.setup.dataset)
-        for fraction in fractions:
-            for name, method in methods.items():
-                yield (
-                    name,
-                    fraction,
-                    self._checked(
-                        removal_union(self.scores(name, method), fraction), name, fraction
-                    ),
-                )
-            for number in range(controls):
-                generator = torch.Generator().manual_seed(stream(self.seed, f"control {number}", 0))
-                chosen = [
-                    torch.randperm(total, generator=generator)[: budget(total, fraction)]
-                    for _ in range(self.queries)
-                ]
-                yield (
-                    f"{CONTROL} {number}",
-                    fraction,
-                    self._checked(torch.cat(chosen).unique(), CONTROL, fraction),
-                )
-
-    def _checked(self, removed: Tensor, name: str, fraction: float) -> Tensor:
-        total, batch = length(self.setup.dataset), int(self.setup.training["batch_size"])
-        if total - len(removed) < batch:
-            raise WherefromError(
-                f"{name} removes {len(removed)} of {total} images at {100 * fraction:g} % a "
-                "query, which leaves fewer than a "
-                f"batch of {batch}: lower the fraction, the number of queries or the batch size"
-            )
-        return removed
-
-    def scores(self, name: str, method: Method) -> Tensor:
-        """A method's scores [Q, N], computed or read; how long it took is kept beside."""
-        path = self.folder / "scores" / f"{slug(name)}.safetensors"
-        if path.exists():
-            return load(path)[0]["scores"]
-        images, denoiser = self.conditioned(), self.setup.denoiser(self.network)
-        started = time.monotonic()
-        attributor = method(denoiser, self.setup.dataset, self.folder / "methods" / slug(name))
-        fitted = time.monotonic() - started
-        scores = attributor.scores(images, self.setup.dataset, self._batch_size)
-        seconds = {"fit": fitted, "score": time.monotonic() - started - fitted}
-        header = {
-            "kind": "scores",
-            "method": name,
-            "seconds": seconds,
-            "about": attributor.about,
-            "images": scores.shape[1],
-        }
-        save(path, {"scores": scores}, header)
-        return scores
+        return given
 
     def conditioned(self) -> Any:
         """The images, with the conditions that they were generated with."""
         images, cond = self.images(), self.setup.query_conditions(self.seed, self.queries)
         if cond is None:
             return images
-        rows = [
-            {key: value[i] for key, value in cond.items()} if isinstance(cond, dict) else cond[i]
-            for i in range(len(images))
-        ]
+        if isinstance(cond, dict):
+            rows: list[Any] = [{k: v[i] for k, v in cond.items()} for i in range(len(images))]
+        else:
+            rows = list(cond)
         return list(zip(images, rows, strict=True))
 
-    # --- retraining -------------------------------------------------------------------------------
+    # --- attribution ----------------------------------------------------------------------------
+
+    def removals(
+        self, methods: Mapping[str, Method], fractions: Sequence[float], controls: int
+    ) -> Iterator[Removal]:
+        """What every method and every control removes at every budget."""
+        total = length(self.setup.dataset)
+        found = {name: self.scores(name, method) for name, method in methods.items()}
+        for fraction in fractions:
+            for name, (scores, settings) in found.items():
+                union = removal_union(scores, fraction)
+                yield self._checked(Removal(name, settings, fraction, union))
+            for number in range(controls):
+                seed = seed_of(self.seed, f"control {number}", 0)
+                generator, size = torch.Generator().manual_seed(seed), budget(total, fraction)
+                chosen = [
+                    torch.randperm(total, generator=generator)[:size] for _ in range(self.queries)
+                ]
+                union = torch.cat(chosen).unique()
+                yield self._checked(Removal(f"{CONTROL} {number}", "", fraction, union))
+
+    def _checked(self, removal: Removal) -> Removal:
+        total, batch = length(self.setup.dataset), int(self.setup.training["batch_size"])
+        if total - len(removal.indices) < batch:
+            raise WherefromError(
+                f"{removal.method} removes {len(removal.indices)} of {total} images at "
+                f"{100 * removal.fraction:g} % a query, which leaves fewer than a batch of "
+                f"{batch}: lower the fraction, the number of queries or the batch size"
+            )
+        return removal
+
+    def scores(self, name: str, method: Method) -> tuple[Tensor, str]:
+        """A method's scores [Q, N], computed or read, and its settings as a digest."""
+        prepared = self._prepared(name, method)
+        kept = self.files.claim_scores(name, prepared.settings, self._identity(prepared.about))
+        if not kept.state:
+            parts = self.files.parts_of_scores(name, prepared.settings)
+            found = join_parts(parts) if parts else self._computed(prepared, slice(None))
+            scores, seconds = found
+            state = {"method": name, "seconds": seconds, "images": scores.shape[1]}
+            kept.finish(state, scores={"scores": scores})
+        return kept.read("scores")["scores"], prepared.settings
+
+    def score_part(self, name: str, method: Method, part: int, parts: int) -> None:
+        """The scores of every `parts`-th query from this one on, which `scores` will join."""
+        prepared = self._prepared(name, method)
+        identity = {**self._identity(prepared.about), "part": [part, parts]}
+        kept = self.files.claim_scores(name, prepared.settings, identity, (part, parts))
+        if not kept.state:
+            scores, seconds = self._computed(prepared, slice(part, None, parts))
+            kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
+
+    def fit(self, name: str, method: Method) -> None:
+        """Fit a method, which keeps what it made."""
+        self._prepared(name, method).fit()
+
+    def _computed(self, prepared: _Prepared, some: slice) -> tuple[Tensor, dict[str, float]]:
+        """The scores of some queries, and the seconds that fitting and scoring took."""
+        queries, dataset = self.conditioned()[some], self.setup.dataset
+        attributor, fitting = prepared.fit()
+        started = time.monotonic()
+        scores = attributor.scores(queries, dataset, self._batch_size)
+        return scores, {"fit": fitting, "score": time.monotonic() - started}
+
+    def _prepared(self, name: str, method: Method) -> _Prepared:
+        """A method of which every setting is known.
+
+        A recipe says them beforehand. Any other method is fitted now, in a folder of its name
+        alone, which refuses other settings.
+        """
+        denoiser, dataset = self.setup.denoiser(self.network), self.setup.dataset
+
+        def fit(place: Path) -> tuple[Attributor, float]:
+            started = time.monotonic()
+            return method(denoiser, dataset, place), time.monotonic() - started
+
+        if isinstance(method, Recipe):
+            about = method.about(denoiser, dataset)
+            settings = fingerprint(about)[:8]
+            place = self.files.method(name, settings)
+            return _Prepared(about, settings, lambda: fit(place))
+        fitted = fit(self.files.method(name))
+        about = fitted[0].about
+        return _Prepared(about, fingerprint(about)[:8], lambda: fitted)
+
+    def _identity(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """What a method's scores depend on."""
+        model, queries = self.setup.denoiser(self.network).identity(), fingerprint(self.images())
+        data = data_fingerprint(self.setup.dataset)
+        return {"about": dict(about), **model, "data": data, "queries": queries}
+
+    # --- retraining -----------------------------------------------------------------------------
 
     def retrain(self, removals: Sequence[Tensor], coupled: bool, together: int) -> None:
-        """Retrain without each distinct set of images, unless that was done before,
-        and regenerate.
+        """Retrain without each distinct set of images, unless that was done before, and
+        regenerate.
         """
         distinct = {fingerprint(removed): removed for removed in removals}
-        pending = [
-            removed for key, removed in distinct.items() if not self._regenerated(key).exists()
-        ]
+        pending = [key for key in distinct if not self.files.regenerated(key).state]
         everything = torch.arange(length(self.setup.dataset))
         groups = -(-len(pending) // together)
         for start in range(groups):
-            group = pending[
-                start::groups
-            ]  # of about equal size: two that differ are compiled twice
-            keeps = [everything[~torch.isin(everything, removed)] for removed in group]
-            store = self.folder / "retraining" / fingerprint([fingerprint(keep) for keep in keeps])
+            group = pending[start::groups]  # of about equal size: two that differ compile twice
+            keeps = [everything[~torch.isin(everything, distinct[key])] for key in group]
+            store = self.files.retraining(*keeps)
             networks = self.setup.retrained(self.seed, keeps, store, coupled, together > 1)
-            for removed, network in zip(group, networks, strict=True):
+            for key, network in zip(group, networks, strict=True):
                 images = self.setup.generated(network, self.seed, self.queries)
-                save(
-                    self._regenerated(fingerprint(removed)),
-                    {"images": images},
-                    {"kind": "regenerated", "removed": len(removed)},
-                )
+                state = {"removed": len(distinct[key])}
+                self.files.regenerated(key).finish(state, images={"images": images})
             shutil.rmtree(store)  # what is left of it are the images
 
-    def _regenerated(self, key: str) -> Path:
-        return self.folder / "regenerated" / f"{key}.safetensors"
-
-    def note(self, removals: Sequence[tuple[str, float, Tensor]]) -> None:
-        """Write down which images were removed for whom, for those who look at the folder
-        afterwards.
-        """
-        path = self.folder / "removals.json"
-        known = load_json(path) if path.exists() else {}
-        save_json(
-            path,
-            known
-            | {
-                f"{name} {fraction:g}": fingerprint(removed) for name, fraction, removed in removals
-            },
-        )
-
-    def similarities(self, removed: Tensor, metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
+    def similarities(self, key: str, metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
         """By metric, how alike each image and its regeneration are, [Q], computed or read."""
-        key, found = fingerprint(removed), {}
+        found = {}
         for metric in metrics.values():
-            path = self.folder / "similarities" / f"{key}-{slug(metric.name)}.safetensors"
-            if not path.exists():
-                original, again = (
-                    to_unit(self.images()),
-                    to_unit(load(self._regenerated(key))[0]["images"]),
-                )
-                save(
-                    path,
-                    {"similarity": metric(original, again).float()},
-                    {"kind": "similarity", "metric": metric.name},
-                )
-            found[metric.name] = load(path)[0]["similarity"]
+            kept = self.files.similarity(key, metric.name)
+            if not kept.state:
+                again = self.files.regenerated(key).read("images")["images"]
+                values = metric(to_unit(self.images()), to_unit(again)).float()
+                kept.finish({"metric": metric.name}, similarity={"similarity": values})
+            found[metric.name] = kept.read("similarity")["similarity"]
         return found
-
-
-def regenerated_path(study: Path, method: str, fraction: float) -> Path:
-    """Where the folder of a seed has the images that were regenerated after a method's removal."""
-    known = load_json(study / "removals.json")
-    key = f"{method} {fraction:g}"
-    if key not in known:
-        raise WherefromError(
-            f"{study} has no regenerated images of {method} at {100 * fraction:g} %"
-        )
-    return study / "regenerated" / f"{known[key]}.safetensors"
-
-
-def slug(name: str) -> str:
-    """A name as a file's name."""
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")

@@ -7,6 +7,7 @@ the paper's own settings.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,22 +16,21 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from ..attribution.attributor import Attributor
+from ..artefacts.artefact import Folder
 from ..baselines import Random
 from ..data import artbench10, cifar10, coco, digits, folder
 from ..data.items import Dataset
-from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError
 from ..models.presets import preset
-from .counterfactual import Method, counterfactual
+from .counterfactual import Method, Recipe, counterfactual
 from .lds import LDS, lds
 from .methods import ablated, encoded, standard
 from .results import Results
 from .setup import Setup
 
-Read = Callable[
-    [str | os.PathLike[str] | None], tuple[Dataset, Dataset | None]
-]  # training set, and whose conditions queries take
+Data = str | os.PathLike[str] | None  # where a data set is
+# to a training set, and to the one whose conditions queries take
+Read = Callable[[Data], tuple[Dataset, Dataset | None]]
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ class Experiment:
     distillation: Mapping[str, Any] = field(default_factory=dict)
     unlearning: Mapping[str, Any] = field(default_factory=dict)
     metrics: tuple[str, ...] = ("ssim", "mse")
+    coupled: bool = True
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the preset's training
 
-    def setup(self, data: str | os.PathLike[str] | None = None, **changes: Any) -> Setup:
+    def setup(self, data: Data = None, **changes: Any) -> Setup:
         """The model and its data, which are read from where `data` says."""
         dataset, conditions = self.read(data)
         return Setup.of(
@@ -78,78 +79,81 @@ class Experiment:
 
     def run(
         self,
-        folder: str | os.PathLike[str],
-        data: str | os.PathLike[str] | None = None,
+        folder: Folder,
+        data: Data = None,
         seeds: Sequence[int] = (0,),
         methods: Sequence[str] | None = None,
-        fractions: Sequence[float] | None = None,
-        metrics: Sequence[str] | None = None,
-        coupled: bool = True,
+        **changes: Any,
     ) -> Results:
-        """The whole evaluation; what was done before in the folder is not repeated."""
+        """The whole evaluation; what was done before in the folder is not repeated.
+
+        `changes`: of this experiment, `fractions=(0.01,)` or `metrics=("ssim", "mse")`.
+        """
+        one = dataclasses.replace(self, **changes)
         return counterfactual(
-            self.setup(data),
-            self.methods(methods),
+            one.setup(data),
+            one.methods(methods),
             folder,
             seeds,
-            self.queries,
-            fractions or self.fractions,
-            self.controls,
-            coupled,
-            metrics or self.metrics,
-            batch_size=self.batch_size,
+            queries=one.queries,
+            fractions=one.fractions,
+            controls=one.controls,
+            coupled=one.coupled,
+            metrics=one.metrics,
+            batch_size=one.batch_size,
         )
 
     def lds(
         self,
-        folder: str | os.PathLike[str],
-        data: str | os.PathLike[str] | None = None,
+        folder: Folder,
+        data: Data = None,
         seeds: Sequence[int] = (0,),
         methods: Sequence[str] | None = None,
         subsets: int = 32,
-        coupled: bool = True,
+        **changes: Any,
     ) -> dict[str, LDS]:
         """The linear datamodelling scores, those of random scores first; the folder may be that of
         the evaluation.
         """
+        one = dataclasses.replace(self, **changes)
         return lds(
-            self.setup(data),
-            {"random": _random, **self.methods(methods)},
+            one.setup(data),
+            {"random": Recipe(lambda denoiser, dataset: Random()), **one.methods(methods)},
             folder,
             seeds,
-            self.queries,
-            subsets,
-            coupled=coupled,
-            batch_size=self.batch_size,
+            queries=one.queries,
+            subsets=subsets,
+            coupled=one.coupled,
+            batch_size=one.batch_size,
         )
 
 
-def _random(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-    return Random().fit(dataset)
-
-
-def _digits(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
+def _digits(data: Data) -> tuple[Dataset, None]:
     # so few that half a minute of training shows each of them 85 times
     return Subset(digits(), range(600)), None  # type: ignore[arg-type]
 
 
-def _path(data: str | os.PathLike[str] | None, what: str) -> str | os.PathLike[str]:
+def _path(data: Data, what: str) -> Folder:
     if data is None:
         raise WherefromError(f"this evaluation needs {what}: say where it is with --data")
     return data
 
 
-def _cifar10(data: str | os.PathLike[str] | None) -> tuple[Dataset, None]:
+def _cifar10(data: Data) -> tuple[Dataset, None]:
     return cifar10(_path(data, "CIFAR-10")), None
 
 
-def _artbench10(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
+def _artbench10(data: Data) -> tuple[Dataset, Dataset]:
     root = Path(_path(data, "ArtBench-10, a folder with its images and metadata.csv"))
-    return tuple(artbench10(root, root / "metadata.csv", split) for split in ("train", "test"))  # type: ignore[return-value]
+    train, test = (artbench10(root, root / "metadata.csv", name) for name in ("train", "test"))
+    return train, test
 
 
-def _coco(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
-    what = "COCO 2017, a folder with train2017, val2017, annotations/captions_*.json and embeddings/captions_*.safetensors"
+def _coco(data: Data) -> tuple[Dataset, Dataset]:
+    what = (
+        "COCO 2017, a folder with train2017, val2017, annotations/captions_*.json and "
+        "embeddings/captions_*.safetensors"
+    )
     root = Path(_path(data, what))
 
     def split(name: str) -> Dataset:
@@ -163,7 +167,7 @@ def _coco(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
     return split("train2017"), split("val2017")
 
 
-def _styles(data: str | os.PathLike[str] | None) -> tuple[Dataset, Dataset]:
+def _styles(data: Data) -> tuple[Dataset, Dataset]:
     images = folder(
         _path(data, "a folder of paintings with a subfolder for each of ten styles"),
         size=64,

@@ -8,24 +8,23 @@ query is the query's score.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..artefacts.files import check_folder, fingerprint, load, save
+from ..artefacts.artefact import Folder
+from ..artefacts.identity import fingerprint
+from ..attribution.agreement import spearman
 from ..data.items import Cond, cond_rows, length, map_cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
-from ..diffusion.seeds import stream
+from ..diffusion.loss import image_losses
+from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
-from ..factors.probe import Outcome
-from ..tide.loss import spearman
-from .counterfactual import Method, Study, claim, networks_at_once
+from .counterfactual import Method, Study, claimed, networks_at_once
 from .setup import Setup
 from .statistics import Estimate, Interval, estimate
 
@@ -46,7 +45,7 @@ class LDS:
 def lds(
     setup: Setup,
     methods: Mapping[str, Method],
-    folder: str | os.PathLike[str],
+    folder: Folder,
     seeds: Sequence[int] = (0,),
     queries: int = 20,
     subsets: int = 32,
@@ -76,32 +75,27 @@ def lds(
         raise WherefromError(
             f"a rank correlation over {subsets} subsets says nothing: train on at least 3"
         )
-    total, place = length(setup.dataset), Path(folder)
+    total = length(setup.dataset)
     size = round(fraction * total)
     if not int(setup.training["batch_size"]) <= size < total:
         raise WherefromError(
             f"a subset of {100 * fraction:g} % has {size} of {total} images; it needs a batch of "
             f"{setup.training['batch_size']} at least, and not all of them"
         )
-    check_folder(place)
-    claim(place, {**setup.identity(), "queries": queries, "given": None, "coupled": coupled})
+    evaluation = claimed(setup, folder, queries, coupled)
     together = networks_at_once(setup, together)
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
     for seed in seeds:
-        study = Study(setup, place / f"seed-{seed}", seed, queries, None, batch_size)
+        study = Study(setup, evaluation, seed, queries, batch_size=batch_size)
         chosen = [_subset(seed, number, total, size) for number in range(subsets)]
-        losses = _losses(
-            study,
-            chosen,
-            Draws(setup.process, tuple(study.images().shape[1:]), draws),
-            coupled,
-            together,
-        )
+        levels = Draws(setup.process, tuple(study.images().shape[1:]), draws)
+        losses = _losses(study, chosen, levels, coupled, together)
         members = torch.zeros(subsets, total)
         for row, subset in zip(members, chosen, strict=True):
             row[subset] = 1
         for name, method in methods.items():
-            found[name].append(datamodelling_score(study.scores(name, method), members, losses))
+            scores, _ = study.scores(name, method)
+            found[name].append(datamodelling_score(scores, members, losses))
     return {
         name: LDS(
             name,
@@ -123,7 +117,7 @@ def datamodelling_score(scores: Tensor, members: Tensor, losses: Tensor) -> Tens
 
 
 def _subset(seed: int, number: int, total: int, size: int) -> Tensor:
-    generator = torch.Generator().manual_seed(stream(seed, "subset", number))
+    generator = torch.Generator().manual_seed(seed_of(seed, "subset", number))
     return torch.randperm(total, generator=generator)[:size].sort().values
 
 
@@ -134,24 +128,19 @@ def _losses(
     found.
     """
     images, cond = study.images(), study.setup.query_conditions(study.seed, study.queries)
-    level = fingerprint(draws.sigmas, draws.noises)
-
-    def path(subset: Tensor) -> Path:
-        return study.folder / "subsets" / f"{fingerprint(subset, level)}.safetensors"
-
-    pending = [subset for subset in subsets if not path(subset).exists()]
+    level = draws.fingerprint()
+    kept = [study.files.subset(fingerprint(subset, level)) for subset in subsets]
+    pending = [place for place, one in enumerate(kept) if not one.state]
     for start in range(0, len(pending), together):
         group = pending[start : start + together]
-        store = study.folder / "retraining" / fingerprint([fingerprint(subset) for subset in group])
-        networks = study.setup.retrained(study.seed, group, store, coupled, together > 1)
-        for subset, network in zip(group, networks, strict=True):
-            save(
-                path(subset),
-                {"losses": query_losses(study.setup.denoiser(network), images, cond, draws)},
-                {"kind": "losses"},
-            )
+        keeps = [subsets[place] for place in group]
+        store = study.files.retraining(*keeps)
+        networks = study.setup.retrained(study.seed, keeps, store, coupled, together > 1)
+        for place, network in zip(group, networks, strict=True):
+            found = query_losses(study.setup.denoiser(network), images, cond, draws)
+            kept[place].finish({"queries": len(found)}, losses={"losses": found})
         shutil.rmtree(store)
-    return torch.stack([load(path(subset))[0]["losses"] for subset in subsets])
+    return torch.stack([one.read("losses")["losses"] for one in kept])
 
 
 @torch.no_grad()
@@ -165,12 +154,10 @@ def query_losses(denoiser: Denoiser, x: Tensor, cond: Cond, draws: Draws) -> Ten
         images = x[some].to(device)
         for draw in draws:
             noise = draw.noise.to(images)
-            output = denoiser(
-                denoiser.process.add_noise(images, draw.sigma, noise), draw.sigma, here
-            )
-            total[some] += Outcome(
-                denoiser.process, images, draw.sigma, noise, output
-            ).loss().float().cpu() / len(draws)
+            x_sigma = denoiser.process.add_noise(images, draw.sigma, noise)
+            output = denoiser(x_sigma, draw.sigma, here)
+            losses = image_losses(denoiser.process, output, images, draw.sigma, noise)
+            total[some] += losses.float().cpu() / len(draws)
     return total
 
 

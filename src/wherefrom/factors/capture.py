@@ -20,13 +20,14 @@ from ..data.items import Cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
-from ..layers.kinds import Block, Factors, LayerKind, kind_of
+from ..layers.kinds import Factors, LayerKind, Part, kind_of
 
-Consume = Callable[[Block, Factors], None]
+Consume = Callable[[Part, Factors], None]
+Cotangent = Callable[[Tensor], Tensor]  # of the output: what is back-propagated from it
 
 
 class Capture:
-    """The tracked layers of a denoiser and their blocks."""
+    """The tracked layers of a denoiser and the parts of their parameters."""
 
     def __init__(self, denoiser: Denoiser) -> None:
         self.denoiser = denoiser
@@ -42,33 +43,28 @@ class Capture:
             self._layers[name] = (module, kind)
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """All blocks, in the network's order."""
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, in the network's order."""
         return tuple(
-            block
+            part
             for name, (module, kind) in self._layers.items()
-            for block in kind.blocks(name, module)
+            for part in kind.parts(name, module)
         )
 
     @cached_property
     def _taps(self) -> Taps:
         return Taps(self.denoiser)
 
-    def compile(
-        self, batch: int, dtype: torch.dtype, backend: str = "inductor", tapped: bool = False
-    ) -> None:
+    def compile(self, batch: int, dtype: torch.dtype, tapped: bool = False) -> None:
         """From now on, run batches of this size compiled, with inputs handed over in a precision;
         others stay eager.
 
         `tapped`: for passes that hand over the blocks' streams as well.
         """
-        if self._compiled is None or (self._compiled.batch, self._compiled.tapped) != (
-            batch,
-            tapped,
-        ):
+        if self._compiled is None or not self._compiled.takes(batch, tapped):
             taps = self._taps if tapped else None
             self._compiled = _Compiled(
-                self.denoiser, self._layers, self._changed, taps, batch, dtype, backend
+                self.denoiser, self._layers, self._changed, taps, batch, dtype
             )
 
     def run(
@@ -76,30 +72,22 @@ class Capture:
         x_sigma: Tensor,
         sigma: Tensor,
         cond: Cond,
-        cotangent: Callable[[Tensor], Tensor],
+        cotangent: Cotangent,
         consume: Consume,
-        streams: Streams | None = None,
-    ) -> Tensor:
-        """Back-propagate cotangent(output) and call `consume` with each block and its factors;
-        returns the output.
+        tapped: bool = False,
+    ) -> tuple[Tensor, Streams]:
+        """Back-propagate cotangent(output) and call `consume` with each part and its factors; the
+        output and, where `tapped`, the activations of the denoiser's blocks in the same pass.
 
         Layers come in no particular order; one that the backward pass never reaches does not come.
-        `streams`, an empty list, is filled with the activations of the denoiser's blocks in the
-        same pass.
         """
-        tapped = streams is not None
-        if self._compiled is not None and (len(x_sigma), tapped) == (
-            self._compiled.batch,
-            self._compiled.tapped,
-        ):
+        if self._compiled is not None and self._compiled.takes(len(x_sigma), tapped):
             output, recorded, heard = self._compiled.run(x_sigma, sigma, cond, cotangent)
-            if streams is not None:
-                streams.extend(heard)
             while recorded:
                 name, partial = recorded.popitem()
                 if partial.reached:
                     self._hand_over(name, partial, consume)
-            return output
+            return output, heard
         calls: dict[str, _Calls] = {name: _Calls() for name in self._layers}
         anchors: list[Tensor] = []
 
@@ -113,9 +101,8 @@ class Capture:
                         "gradients cannot be told apart by "
                         "sample; leave it out with layers=[...]"
                     )
-                if (
-                    not output.requires_grad
-                ):  # nothing tracked comes before it: the graph begins here
+                if not output.requires_grad:
+                    # nothing tracked comes before it: the graph begins here
                     anchors.append(output.detach().requires_grad_())
                     output = anchors[-1].clone()  # the network may change it in place
                 place = calls[name].add(x, output.shape)
@@ -134,25 +121,21 @@ class Capture:
             changed = {name for name, record in calls.items() if record.changed}
             if changed:  # what was kept is no longer what the layer saw: once more, with copies
                 self._changed |= changed
-                return self.run(x_sigma, sigma, cond, cotangent, consume, streams)
-            if streams is not None:
-                streams.extend(heard)
+                return self.run(x_sigma, sigma, cond, cotangent, consume, tapped)
             if not anchors:
                 raise WherefromError("no tracked layer took part in the network's forward pass")
             torch.autograd.grad(output, anchors, cotangent(output.detach()), allow_unused=True)
-        for (
-            name,
-            partial,
-        ) in calls.items():  # a call that the output does not depend on has a gradient of zero
+        # a call that the output does not depend on has a gradient of zero
+        for name, partial in calls.items():
             if partial.reached:
                 self._hand_over(name, partial, consume)
-        return output.detach()
+        return output.detach(), heard
 
     def _hand_over(self, name: str, calls: _Calls, consume: Consume) -> None:
         module, kind = self._layers[name]
-        parts = [kind.factors(module, x, grad) for x, grad in calls.complete()]
-        for block, *several in zip(kind.blocks(name, module), *parts, strict=True):
-            consume(block, _together(several))
+        each = [kind.factors(module, x, grad) for x, grad in calls.complete()]
+        for part, *several in zip(kind.parts(name, module), *each, strict=True):
+            consume(part, _together(several))
 
 
 class _Compiled:
@@ -166,14 +149,17 @@ class _Compiled:
         taps: Taps | None,
         batch: int,
         dtype: torch.dtype,
-        backend: str,
     ) -> None:
-        self.denoiser, self.batch, self._layers, self._dtype = denoiser, batch, layers, dtype
-        self._changed, self._taps, self.tapped = changed, taps, taps is not None
+        self.denoiser, self._batch, self._layers, self._dtype = denoiser, batch, layers, dtype
+        self._changed, self._taps = changed, taps
         self._names: list[str] = []  # of the layers, call by call
         self._zeros: list[Tensor] = []  # one for each call's output
         self._inputs: list[Tensor] = []
-        self._graph = torch.compile(self._forward, backend=backend, dynamic=False)
+        self._graph = torch.compile(self._forward, dynamic=False)
+
+    def takes(self, batch: int, tapped: bool) -> bool:
+        """Whether it is for passes of this kind."""
+        return (batch, tapped) == (self._batch, self._taps is not None)
 
     def _forward(
         self, x_sigma: Tensor, sigma: Tensor, cond: Cond, zeros: list[Tensor]
@@ -183,7 +169,7 @@ class _Compiled:
         return output, self._inputs, self._taps.streams if self._taps else []
 
     def run(
-        self, x_sigma: Tensor, sigma: Tensor, cond: Cond, cotangent: Callable[[Tensor], Tensor]
+        self, x_sigma: Tensor, sigma: Tensor, cond: Cond, cotangent: Cotangent
     ) -> tuple[Tensor, dict[str, _Calls], Streams]:
         """The output, every layer's calls with their gradients, and the streams."""
         sigma = self.denoiser.sigma_for(x_sigma, sigma)

@@ -1,4 +1,4 @@
-"""The kernel <g_q, G^-1 g_i> of one block, exact, by the cheaper of two ways; pure maths on factors
+"""The kernel <g_q, G^-1 g_i> of one part, exact, by the cheaper of two ways; pure maths on factors
 [batch, position, features].
 
 With a sample's gradient G = sum_t b_t a_t^T (a with its appended one), the kernel is <B^-1 G_q
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..layers.kinds import Block, Factors
+from ..layers.kinds import Factors, Part
 from .triangular import matmul, times_lower, times_transposed_lower
 
 Normalize = Literal["sample", "token", "gradient", "none"]
@@ -66,7 +66,7 @@ class Root(NamedTuple):
 Roots = tuple[Root | None, Root | None]  # of a and of b; None is the identity
 
 
-def weights(block: Block, factors: Factors, normalize: Normalize) -> Scale:
+def weights(part: Part, factors: Factors, normalize: Normalize) -> Scale:
     """The numbers that a and b are multiplied by to normalise them, each [B, 1], or [B, T] by
     token; None is one.
 
@@ -79,14 +79,14 @@ def weights(block: Block, factors: Factors, normalize: Normalize) -> Scale:
     if normalize == "none":
         return None, None
     if normalize == "gradient":
-        both = _inverse(_gradient_norm(block, factors).to(precise).sqrt())[:, None]
+        both = _inverse(_gradient_norm(part, factors).to(precise).sqrt())[:, None]
         return (None, both**2) if a is None else (both, both)
     over = (1, 2) if normalize == "sample" else (2,)
     norm_b = torch.linalg.vector_norm(b, dim=over, dtype=precise)
     scale_b = _inverse(norm_b.reshape(len(b), -1))
     if a is None:
         return None, scale_b
-    ones = block.one * (a.shape[1] if normalize == "sample" else 1)
+    ones = part.one * (a.shape[1] if normalize == "sample" else 1)
     norm_a = (torch.linalg.vector_norm(a, dim=over, dtype=precise) ** 2 + ones).sqrt()
     return _inverse(norm_a.reshape(len(b), -1)), scale_b
 
@@ -107,18 +107,18 @@ def _joint(scale: Scale) -> Tensor | None:
     return other if one is None else one if other is None else one * other
 
 
-def _gradient_norm(block: Block, factors: Factors) -> Tensor:
+def _gradient_norm(part: Part, factors: Factors) -> Tensor:
     """The Frobenius norm of each sample's gradient, [B]."""
     a, b = factors
     if a is None:
         return torch.linalg.vector_norm(b, dim=(1, 2))
     squares = torch.linalg.vector_norm(b.transpose(1, 2) @ a, dim=(1, 2)) ** 2
-    return (squares + block.one * (b.sum(1) ** 2).sum(1)).sqrt()
+    return (squares + part.one * (b.sum(1) ** 2).sum(1)).sqrt()
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the kernel for one block: factors, ready to be compared by the way
+    """One side of the kernel for one part: factors, ready to be compared by the way
     `path` says.
     """
 
@@ -127,23 +127,23 @@ class Side:
     one: Tensor | None = None  # [B, T]: what a's appended one has become, where preconditioned
     b: Tensor | None = None  # [B, T, q]
     gradient: Tensor | None = (
-        None  # [B, q * p], path "gradients"; a vector block has its vector here
+        None  # [B, q * p], path "gradients"; a vector part has its vector here
     )
     ones_gradient: Tensor | None = None  # [B, q]: the gradient's last column, the bias's
     scale: Tensor | None = None  # [B, 1]: a number for each sample, not yet multiplied in
 
 
-def choose(block: Block, positions: int, queries: int) -> Path:
+def choose(part: Part, positions: int, queries: int) -> Path:
     """The way that takes fewer operations for one training sample against all queries."""
-    p, q = block.columns, block.outputs
-    if block.inputs == 0:
+    p, q = part.columns, part.outputs
+    if part.inputs == 0:
         return "gradients"  # a vector is its own gradient
     gradients = 2 * positions * p * q + 2 * queries * p * q
     pairs = 2 * queries * positions**2 * (p + q)
     return "pairs" if pairs < gradients else "gradients"
 
 
-def plain_side(block: Block, factors: Factors, scale: Scale, path: Path) -> Side:
+def plain_side(part: Part, factors: Factors, scale: Scale, path: Path) -> Side:
     """A side as it is: the many training samples."""
     (a, b), joint = factors, _joint(scale)
     if path == "pairs":
@@ -156,11 +156,11 @@ def plain_side(block: Block, factors: Factors, scale: Scale, path: Path) -> Side
     # a number a sample is folded into the small result of the comparison, not into the large
     # gradient
     return Side(
-        "gradients", gradient=gradient, ones_gradient=b.sum(1) if block.one else None, scale=joint
+        "gradients", gradient=gradient, ones_gradient=b.sum(1) if part.one else None, scale=joint
     )
 
 
-def whitened(block: Block, factors: Factors, roots: Roots) -> Factors:
+def whitened(part: Part, factors: Factors, roots: Roots) -> Factors:
     """W_a a (with its one) and W_b b, whose plain kernel is the preconditioned one: A^-1 = W_a^T
     W_a, B^-1 = W_b^T W_b.
     """
@@ -171,15 +171,15 @@ def whitened(block: Block, factors: Factors, roots: Roots) -> Factors:
     if a is None:
         return Factors(None, b)
     if root_a is None:
-        return Factors(F.pad(a, (0, 1), value=1.0) if block.one else a, b)
+        return Factors(F.pad(a, (0, 1), value=1.0) if part.one else a, b)
     return Factors(root_a.to(a).times(a), b)
 
 
 def preconditioned_side(
-    block: Block, factors: Factors, scale: Scale, roots: Roots, path: Path
+    part: Part, factors: Factors, scale: Scale, roots: Roots, path: Path
 ) -> Side:
     """A side with A^-1 and B^-1 applied: the few queries."""
-    a, b = whitened(block, factors, roots)
+    a, b = whitened(part, factors, roots)
     root_a, root_b = roots
     if root_b is not None:
         b = root_b.to(b).transpose_times(b)
@@ -187,7 +187,7 @@ def preconditioned_side(
     if a is None:
         return Side("gradients", gradient=b[:, 0])
     if root_a is None:
-        inner, one = a[..., : block.inputs], a[..., block.inputs] if block.one else None
+        inner, one = a[..., : part.inputs], a[..., part.inputs] if part.one else None
     else:
         root_a = root_a.to(a)
         inner, one = (
@@ -202,18 +202,18 @@ def preconditioned_side(
     )
 
 
-def summed_gradient(block: Block, factors: Factors) -> Tensor:
-    """Each sample's gradient, the bias's column last: [B, q, p + one]; a vector block's as [B, q,
+def summed_gradient(part: Part, factors: Factors) -> Tensor:
+    """Each sample's gradient, the bias's column last: [B, q, p + one]; a vector part's as [B, q,
     1].
     """
     a, b = factors
     if a is None:
         return b.transpose(1, 2)
     gradient = torch.bmm(b.transpose(1, 2), a)
-    return torch.cat([gradient, b.sum(1)[..., None]], 2) if block.one else gradient
+    return torch.cat([gradient, b.sum(1)[..., None]], 2) if part.one else gradient
 
 
-def preconditioned_gradients(block: Block, gradients: Tensor, roots: Roots) -> Side:
+def preconditioned_gradients(part: Part, gradients: Tensor, roots: Roots) -> Side:
     """A side with A^-1 and B^-1 applied to gradients [Q, q, p + one], which may be sums
     of several.
     """
@@ -221,7 +221,7 @@ def preconditioned_gradients(block: Block, gradients: Tensor, roots: Roots) -> S
     if root_b is not None:
         root_b = root_b.to(gradients)
         gradients = root_b.transpose_times(root_b.times(gradients.transpose(1, 2))).transpose(1, 2)
-    if block.inputs == 0:
+    if part.inputs == 0:
         return Side("gradients", gradient=gradients[..., 0])
     if root_a is not None:
         root_a = root_a.to(gradients)
@@ -231,7 +231,7 @@ def preconditioned_gradients(block: Block, gradients: Tensor, roots: Roots) -> S
             else torch.cat([root_a.weight, root_a.one[:, None]], 1)
         )
         gradients = gradients @ full.T @ full
-    inner, one = gradients[..., : block.inputs], gradients[..., block.inputs] if block.one else None
+    inner, one = gradients[..., : part.inputs], gradients[..., part.inputs] if part.one else None
     return Side("gradients", gradient=inner.flatten(1), ones_gradient=one)
 
 
@@ -272,9 +272,9 @@ def _compare_pairs(queries: Side, samples: Side) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def own_kernel(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
+def own_kernel(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     """The kernel of every sample with itself, [B]."""
-    a, b = whitened(block, factors, roots)
+    a, b = whitened(part, factors, roots)
     b = scaled(b, _joint(scale))
     gradient = b if a is None else torch.bmm(b.transpose(1, 2), a)
     return (
@@ -285,13 +285,11 @@ def own_kernel(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Te
     )
 
 
-def gram(block: Block, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
+def gram(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     """The kernel of every sample of a batch with every other, [B, B]: whitened once, compared with
     itself.
     """
-    path = choose(block, factors.b.shape[1], len(factors.b))
-    bare = Block(
-        block.name, block.inputs and block.columns, block.outputs
-    )  # the one is inside a now
-    side = plain_side(bare, whitened(block, factors, roots), scale, path)
+    path = choose(part, factors.b.shape[1], len(factors.b))
+    bare = Part(part.name, part.inputs and part.columns, part.outputs)  # the one is inside a now
+    side = plain_side(bare, whitened(part, factors, roots), scale, path)
     return compare(side, side)

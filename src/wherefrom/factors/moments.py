@@ -1,4 +1,4 @@
-"""The Kronecker-factored curvature of every block: streaming second moments of the factors, and
+"""The Kronecker-factored curvature of every part: streaming second moments of the factors, and
 roots of their damped inverses.
 
 A = mean over samples, draws and positions of a a^T, B likewise of b b^T (Eq. 12). Damping adds a
@@ -16,38 +16,38 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError
-from ..layers.kinds import Block, Factors
+from ..layers.kinds import Factors, Part
 from .kernel import Root, Roots, scaled
 from .triangular import add_gram, inverse_lower, matmul, symmetric
 
 
 class Moments:
-    """Sums of a a^T and b b^T for every block, and over how many positions."""
+    """Sums of a a^T and b b^T for every part, and over how many positions."""
 
-    def __init__(self, blocks: Sequence[Block], device: torch.device, dtype: torch.dtype) -> None:
-        self.blocks = {block.name: block for block in blocks}
+    def __init__(self, parts: Sequence[Part], device: torch.device, dtype: torch.dtype) -> None:
+        self.parts = {part.name: part for part in parts}
         self.sums: dict[str, Tensor] = {}  # of a matrix, only the lower triangle
-        self.counts: dict[str, int] = dict.fromkeys(self.blocks, 0)
-        for block in blocks:
-            if block.inputs:
-                self.sums[f"{block.name}/a"] = torch.zeros(
-                    block.columns, block.columns, device=device, dtype=dtype
+        self.counts: dict[str, int] = dict.fromkeys(self.parts, 0)
+        for part in parts:
+            if part.inputs:
+                self.sums[f"{part.name}/a"] = torch.zeros(
+                    part.columns, part.columns, device=device, dtype=dtype
                 )
-            shape = (block.outputs,) if block.diagonal else (block.outputs, block.outputs)
-            self.sums[f"{block.name}/b"] = torch.zeros(shape, device=device, dtype=dtype)
+            shape = (part.outputs,) if part.diagonal else (part.outputs, part.outputs)
+            self.sums[f"{part.name}/b"] = torch.zeros(shape, device=device, dtype=dtype)
 
-    def add_inputs(self, block: Block, factors: Factors, scale: Tensor | None) -> None:
+    def add_inputs(self, part: Part, factors: Factors, scale: Tensor | None) -> None:
         """Add a batch of inputs a, multiplied by their normalising weights [B, 1] or [B, T]; None
         is one.
         """
         a = factors.a
         if a is None:
             return
-        total = self.sums[f"{block.name}/a"]
+        total = self.sums[f"{part.name}/a"]
         weighted = scaled(a, scale).flatten(0, 1)  # [B * T, p]
-        inner = slice(0, block.inputs)
+        inner = slice(0, part.inputs)
         add_gram(total[inner, inner], weighted)
-        if block.one:
+        if part.one:
             # the normalised one of every position
             column = (
                 (total.new_ones(1, 1) if scale is None else scale).expand(a.shape[:2]).flatten()
@@ -56,21 +56,21 @@ class Moments:
             total[-1, inner] += cross
             total[-1, -1] += (column**2).sum()
 
-    def add_outputs(self, block: Block, factors: Factors, scale: Tensor | None) -> None:
+    def add_outputs(self, part: Part, factors: Factors, scale: Tensor | None) -> None:
         """Add a batch of output gradients b, multiplied by their normalising weights, and count its
         positions.
         """
         b = factors.b
-        self.counts[block.name] += b.shape[0] * b.shape[1]
-        total = self.sums[f"{block.name}/b"]
+        self.counts[part.name] += b.shape[0] * b.shape[1]
+        total = self.sums[f"{part.name}/b"]
         weighted = scaled(b, scale).flatten(0, 1)  # [B * T, q]
-        if block.diagonal:
+        if part.diagonal:
             total += (weighted.to(total.dtype) ** 2).sum(0)
         else:
             add_gram(total, weighted)
 
     def matrix(self, name: str, side: Literal["a", "b"]) -> Tensor:
-        """The second moment of one side of a block: a symmetric matrix, or a vector where it is
+        """The second moment of one side of a part: a symmetric matrix, or a vector where it is
         diagonal.
         """
         total = self.sums[f"{name}/{side}"] / max(1, self.counts[name])
@@ -85,7 +85,7 @@ class Moments:
         return bool(torch.isfinite(torch.stack(traces)).all())
 
     def roots(self, damping: float, dtype: torch.dtype) -> dict[str, Roots]:
-        """W_a and W_b of every block."""
+        """W_a and W_b of every part."""
         return {
             name: (
                 _root(
@@ -94,9 +94,9 @@ class Moments:
                     damping,
                     f"{name}, inputs",
                     dtype,
-                    block.one,
+                    part.one,
                 )
-                if block.inputs
+                if part.inputs
                 else None,
                 _root(
                     self.sums[f"{name}/b"],
@@ -106,7 +106,7 @@ class Moments:
                     dtype,
                 ),
             )
-            for name, block in self.blocks.items()
+            for name, part in self.parts.items()
         }
 
     def restore(self, sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:

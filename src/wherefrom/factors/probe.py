@@ -1,7 +1,7 @@
-"""What TID differentiates, and where: the gradient of its target at a draw, for queries and
-training images alike.
+"""What is differentiated, and where: the gradient of a target at a draw, for queries and training
+images alike.
 
-It stands between the network's factors and TID's sums over them, and knows neither curvature nor
+It stands between the network's factors and whoever sums over them, and knows neither curvature nor
 kernel.
 """
 
@@ -9,64 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ..artefacts.identity import fingerprint
 from ..data.items import Cond, Dataset, item_shape, map_cond, read
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws, independent_draw
+from ..diffusion.loss import image_losses
 from ..diffusion.process import Process
 from ..diffusion.streams import Streams
 from ..errors import WherefromError
-from ..layers.kinds import Block, Factors
-from .capture import Capture
-from .kernel import Normalize
+from ..layers.kinds import Factors, Part
+from .capture import Capture, Consume, Cotangent
 
 Target = Literal["sum", "squared", "loss"]
-CurvatureKind = Literal["empirical", "sampled", "identity"]
-Correction = Literal["residual", "leverage"]
 Precision = Literal["bf16", "fp32"]
 Role = Literal["query", "train"]
-Consume = Callable[[Block, Factors], None]
-Slope = Callable[[Tensor], Tensor]
 _WORTH = 500  # batches that repay compiling
-_CHOICES: dict[str, tuple[str | None, ...]] = {
-    "normalize": ("sample", "token", "gradient", "none"),
-    "target": ("sum", "squared", "loss"),
-    "curvature": ("empirical", "sampled", "identity"),
-    "correction": (None, "residual", "leverage"),
-}
 
 
-@dataclass(frozen=True)
-class Options:
-    """The choices that the scores depend on; the defaults are the paper's TID."""
-
-    damping: float = 0.1
-    normalize: Normalize = "sample"
-    target: Target = "sum"
-    curvature: CurvatureKind = "empirical"
-    aligned: bool = True
-    correction: Correction | None = None
-
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise WherefromError(
-                    f"{name} is {getattr(self, name)!r}; choose one of "
-                    f"{', '.join(map(repr, choices))}"
-                )
-        if not self.damping > 0:
-            raise WherefromError(f"damping must be above 0, not {self.damping}")
-
-    @property
-    def fitted(self) -> dict[str, Any]:
-        """Those that the curvature depends on."""
-        return {
-            name: getattr(self, name) for name in ("normalize", "target", "curvature", "aligned")
-        }
+def one_of(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a value that is none of the choices."""
+    if value not in choices:
+        raise WherefromError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
 
 
 @dataclass(frozen=True)
@@ -78,52 +46,86 @@ class Outcome:
     sigma: Tensor  # [] or [B]
     noise: Tensor  # [C, H, W] or [B, C, H, W]
     output: Tensor  # [B, C, H, W]
+    streams: Streams  # of the denoiser's blocks, where they were asked for
 
     def residual(self) -> Tensor:
         """<1, F - y>, [B] (RQ4)."""
-        return self._difference().sum(1)
+        difference = self.output - self.process.target(self.x, self.sigma, self.noise)
+        return difference.to(torch.promote_types(difference.dtype, torch.float32)).flatten(1).sum(1)
 
-    def loss(self) -> Tensor:
-        """The weighted squared error, averaged over pixels: each image's training loss, [B]."""
-        weight = self.process.loss_weight(self.process.check(self.sigma)).to(self.x.device)
-        return weight.to(self.x.dtype) * (self._difference() ** 2).mean(1)
-
-    def _difference(self) -> Tensor:
-        difference = (self.output - self.process.target(self.x, self.sigma, self.noise)).flatten(1)
-        return difference.to(torch.promote_types(difference.dtype, torch.float32))
+    def losses(self) -> Tensor:
+        """Each image's training loss, [B]."""
+        x = self.x.to(torch.promote_types(self.x.dtype, torch.float32))
+        return image_losses(self.process, self.output, x, self.sigma, self.noise.to(x.dtype))
 
 
 class Probe:
     """One forward and backward pass of a batch at a draw, its factors handed to whoever consumes
     them.
 
-    `own_level`: where draws are not aligned, an image's own draw has a noise level of its own too.
+    Args:
+        denoiser: the model.
+        draws: where it is evaluated.
+        target: what is differentiated: the "sum" of the output, its "squared" norm, or the weighted
+            training "loss".
+        aligned: whether all images share a draw's sigma and noise; otherwise each has its own.
+        own_level: where draws are not aligned, whether an image's own draw has a noise level of its
+            own too.
+        precision: "bf16" or "fp32"; None: bf16 on CUDA, the network's own elsewhere.
+        compile: run long passes through torch.compile; None: on CUDA, where there are enough
+            batches to repay it.
     """
 
     def __init__(
         self,
         denoiser: Denoiser,
         draws: Draws,
-        options: Options,
-        precision: Precision | None,
+        target: Target = "sum",
+        aligned: bool = True,
+        *,
         own_level: bool = True,
+        precision: Precision | None = None,
+        compile: bool | None = None,
     ) -> None:
-        if draws.process != denoiser.process:
-            raise WherefromError(
-                f"the draws are of {draws.process!r}, the denoiser is of {denoiser.process!r}: "
-                "make them of one process"
-            )
+        denoiser.check_draws(draws)
+        one_of("target", target, get_args(Target))
         if precision not in (None, "bf16", "fp32"):
             raise WherefromError(f"precision is {precision!r}; choose 'bf16' or 'fp32'")
-        self.denoiser, self.draws, self.options, self.own_level = (
-            denoiser,
-            draws,
-            options,
-            own_level,
-        )
-        self.bf16 = (denoiser.device.type == "cuda") if precision is None else precision == "bf16"
+        self.denoiser, self.draws = denoiser, draws
+        self.target, self.aligned, self.own_level = target, aligned, own_level
+        self.bf16 = denoiser.device.type == "cuda" if precision is None else precision == "bf16"
+        self._compile = compile
         self._capture = Capture(denoiser)
-        self.blocks = self._capture.blocks
+        self._image_bytes: int | None = None
+        self.parts = self._capture.parts
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Every setting that changes a number."""
+        drawn = {"draws": len(self.draws), "draws_seed": self.draws.seed}
+        how = {"target": self.target, "aligned": self.aligned, "precision": str(self.dtype)[6:]}
+        return {**how, **drawn, "layers": len(self.denoiser.layers)}
+
+    def identity(self) -> dict[str, Any]:
+        """What its gradients depend on."""
+        return {
+            **self.denoiser.identity(),
+            "draws": self.draws.fingerprint(),
+            "layers": fingerprint(list(self.denoiser.layers)),
+            "target": self.target,
+            "aligned": self.aligned,
+        }
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def prepare(self, batch: int, images: int) -> None:
+        """Get ready for a run over so many images in batches of this size: compile where that is
+        wanted, or where the run is long enough to repay the minute it takes.
+        """
+        cuda = self.denoiser.device.type == "cuda"
+        worth = cuda and images * len(self.draws) >= _WORTH * batch
+        if worth if self._compile is None else self._compile:
+            self.compile(batch)
 
     def compile(self, batch: int, tapped: bool = False) -> None:
         """Run batches of this size compiled from now on; `tapped`: those that are asked for their
@@ -131,15 +133,14 @@ class Probe:
         """
         self._capture.compile(batch, self.dtype, tapped=tapped)
 
-    def compile_if_worth(self, batch: int, images: int, wanted: bool | None) -> None:
-        """Compile where it is wanted, or where a run over so many images is long enough to repay
-        the minute it takes.
-        """
-        worth = self.denoiser.device.type == "cuda" and images * len(self.draws) >= _WORTH * batch
-        if worth if wanted is None else wanted:
-            self.compile(batch)
+    @property
+    def always_compiled(self) -> bool:
+        """Whether compiling was asked for, however short the run."""
+        return bool(self._compile)
 
-    def read(self, dataset: Any, indices: Sequence[int], what: str = "item") -> tuple[Tensor, Cond]:
+    def read(
+        self, dataset: Dataset | Tensor, indices: Sequence[int], what: str = "item"
+    ) -> tuple[Tensor, Cond]:
         """Items as a batch where the network is, in its precision."""
         x, cond = read(dataset, indices, self.draws.shape, what)
         return self.move(x, cond)
@@ -151,20 +152,13 @@ class Probe:
 
     def check_shape(self, shape: tuple[int, ...], what: str) -> None:
         """Refuse images that are not of the draws' shape."""
-        if shape != self.draws.shape:
-            raise WherefromError(
-                f"{what} has images of shape {shape}, the draws {self.draws.shape}: they must "
-                "be alike"
-            )
+        self.draws.check_shape(shape, what)
 
     def queries(self, queries: Tensor | Dataset) -> tuple[Tensor, Cond]:
         """Queries as a batch where the network is."""
         if len(queries) == 0:
             raise WherefromError("there are no queries: give at least one image")
-        self.check_shape(
-            tuple(queries.shape[1:]) if isinstance(queries, Tensor) else item_shape(queries),
-            "the set of queries",
-        )
+        self.check_shape(item_shape(queries), "the set of queries")
         return self.read(queries, range(len(queries)), "query")
 
     @property
@@ -177,6 +171,8 @@ class Probe:
         """Of the factors."""
         return torch.bfloat16 if self.bf16 else self.network_dtype
 
+    # --- passes ---------------------------------------------------------------------------------
+
     def run(
         self,
         x: Tensor,
@@ -185,17 +181,15 @@ class Probe:
         role: Role,
         indices: Sequence[int],
         consume: Consume,
-        slope: Slope | None = None,
+        cotangent: Cotangent | None = None,
     ) -> Outcome:
         """A batch at draw m, or where draws are not aligned at each image's own."""
-        if self.options.aligned:
-            return self.at(x, cond, self.draws[m].sigma, self.draws[m].noise, consume, slope)
+        if self.aligned:
+            return self.at(x, cond, self.draws[m].sigma, self.draws[m].noise, consume, cotangent)
         own = [independent_draw(self.draws, role, index, m, self.own_level) for index in indices]
-        sigma, noise = (
-            torch.stack([draw.sigma for draw in own]),
-            torch.stack([draw.noise for draw in own]),
-        )
-        return self.at(x, cond, sigma, noise, consume, slope)
+        sigma = torch.stack([draw.sigma for draw in own])
+        noise = torch.stack([draw.noise for draw in own])
+        return self.at(x, cond, sigma, noise, consume, cotangent)
 
     def at(
         self,
@@ -204,41 +198,68 @@ class Probe:
         sigma: Tensor,
         noise: Tensor,
         consume: Consume,
-        slope: Slope | None = None,
-        streams: Streams | None = None,
+        cotangent: Cotangent | None = None,
+        tapped: bool = False,
     ) -> Outcome:
         """A batch x [B, C, H, W] at the given sigma and noise.
 
-        `slope` replaces the target's gradient at the output; `streams`, an empty list, is filled
-        with the blocks' activations.
+        `cotangent` replaces the target's gradient at the output; `tapped`: the activations of the
+        denoiser's blocks are wanted too.
         """
-        process, target = self.denoiser.process, self.options.target
+        process, target = self.denoiser.process, self.target
         noise = noise.to(x.dtype).to(x.device, non_blocking=True)
 
-        def cotangent(output: Tensor) -> Tensor:  # Eq. 3, and RQ1
+        def of_target(output: Tensor) -> Tensor:  # Eq. 3, and RQ1
             if target == "sum":
                 return torch.ones_like(output)
             if target == "squared":
                 return 2 * output
-            weight = (
-                process.loss_weight(process.check(sigma))
-                .to(output)
-                .reshape(-1, *[1] * (output.ndim - 1))
-            )
+            weight = process.loss_weight(process.check(sigma)).to(output)
+            weight = weight.reshape(-1, *[1] * (output.ndim - 1))
             return 2 * weight * (output - process.target(x, sigma, noise))
 
-        def cast(block: Block, factors: Factors) -> None:
+        def cast(part: Part, factors: Factors) -> None:
             a, b = factors
-            with torch.autocast(
-                x.device.type, enabled=False
-            ):  # it is for the network; the kernel chooses for itself
-                consume(block, Factors(None if a is None else a.to(self.dtype), b.to(self.dtype)))
+            # autocast is for the network; the kernel chooses for itself
+            with torch.autocast(x.device.type, enabled=False):
+                consume(part, Factors(None if a is None else a.to(self.dtype), b.to(self.dtype)))
 
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            output = self._capture.run(
-                process.add_noise(x, sigma, noise), sigma, cond, slope or cotangent, cast, streams
+            output, streams = self._capture.run(
+                process.add_noise(x, sigma, noise),
+                sigma,
+                cond,
+                cotangent or of_target,
+                cast,
+                tapped,
             )
-        return Outcome(process, x, sigma, noise, output)
+        return Outcome(process, x, sigma, noise, output, streams)
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of one query's preconditioned gradients, should all of them be materialised."""
+        width = torch.finfo(self.dtype).bits // 8
+        return sum(part.columns * part.outputs for part in self.parts) * width
+
+    def image_bytes(self, dataset: Dataset) -> int:
+        """Bytes that one more image in a batch takes: its activations, and one layer's gradient."""
+        if self._image_bytes is None:
+            held, largest, width = 0, 0, torch.finfo(self.dtype).bits // 8
+
+            def consume(part: Part, factors: Factors) -> None:
+                nonlocal held, largest
+                sizes = (f.numel() * f.element_size() for f in factors if f is not None)
+                held += sum(sizes)
+                largest = max(largest, part.columns * part.outputs * width)
+
+            x, cond = self.read(dataset, [0])
+            self.run(x, cond, 0, "train", [0], consume)
+            self._image_bytes = 3 * held + 2 * largest
+        return self._image_bytes
+
+    # --- what is not finite ---------------------------------------------------------------------
 
     def diagnose(
         self, x: Tensor, cond: Cond, draws: Sequence[int], role: Role, indices: Sequence[int]
@@ -251,30 +272,17 @@ class Probe:
                 one = slice(place, place + 1)
                 bad: list[str] = []
 
-                def consume(block: Block, factors: Factors, bad: list[str] = bad) -> None:
-                    if not all(
-                        bool(torch.isfinite(factor).all())
-                        for factor in factors
-                        if factor is not None
-                    ):
-                        bad.append(block.name)
+                def consume(part: Part, factors: Factors, bad: list[str] = bad) -> None:
+                    if not all(bool(torch.isfinite(f).all()) for f in factors if f is not None):
+                        bad.append(part.name)
 
-                self.run(
-                    x[one],
-                    map_cond(cond, lambda value, one=one: value[one]),
-                    m,
-                    role,
-                    [index],
-                    consume,
-                )  # type: ignore[misc]
+                own = map_cond(cond, lambda value, one=one: value[one])  # type: ignore[misc]
+                self.run(x[one], own, m, role, [index], consume)
                 if bad:
-                    what, sigma = (
-                        "query" if role == "query" else "item",
-                        float(self.draws.sigmas[m]),
-                    )
+                    what = "query" if role == "query" else "item"
                     raise WherefromError(
-                        f"{what} {index} has gradients that are not finite at sigma {sigma:g}, "
-                        f"in layer {bad[-1]}"
+                        f"{what} {index} has gradients that are not finite at sigma "
+                        f"{float(self.draws.sigmas[m]):g}, in layer {bad[-1]}"
                     )
         raise WherefromError(
             "a score became infinite, though no gradient is: normalize, or raise damping"
@@ -290,12 +298,10 @@ class Health:
         self._total = torch.zeros(count, device=device)
 
     def add(self, factors: Factors) -> None:
-        """Look at the factors of one block."""
+        """Look at the factors of one part."""
         for factor in factors:
             if factor is not None:
-                self._total += (
-                    factor.flatten(1).sum(1).float() * 0
-                )  # NaN and infinity stay, all else is 0
+                self._total += factor.flatten(1).sum(1).float() * 0  # NaN and infinity stay
 
     def check(self, complain: Callable[[], None]) -> None:
         """Complain if anything was not finite."""

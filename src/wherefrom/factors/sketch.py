@@ -17,30 +17,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..diffusion.seeds import stream
+from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
-from ..layers.kinds import Block, Factors
+from ..layers.kinds import Factors, Part
 
 DIM = 16_384  # the paper's, for DAS
 SIDE = 128
 
 
+def sketch_width(parts: Sequence[Part], side: int = SIDE) -> int:
+    """Numbers that the layers leave, before they are folded: `dim` can be no larger."""
+    return sum(_size(part, side) for part in parts)
+
+
+def _size(part: Part, side: int | None) -> int:
+    """Numbers that one part leaves; without a side, all of its gradient."""
+    columns, outputs = max(1, part.columns), part.outputs
+    if side is None:
+        return columns * outputs
+    return min(columns, side) * (min(outputs, side) if part.inputs else outputs)
+
+
 class Sketch:
-    """A projection of the gradients of some blocks to `dim` numbers.
+    """A projection of the gradients of some parts to `dim` numbers.
 
     Args:
-        blocks: the network's, in its order.
+        parts: the network's, in its order.
         dim: numbers that are left of a gradient; None: all of them, unprojected.
         seed: of the projection.
         side: columns of the two projections of a layer.
     """
 
-    def __init__(
-        self, blocks: Sequence[Block], dim: int | None, seed: int, side: int = SIDE
-    ) -> None:
+    def __init__(self, parts: Sequence[Part], dim: int | None, seed: int, side: int = SIDE) -> None:
         self.seed, self.side = seed, side
-        self.blocks = {block.name: block for block in blocks}
-        self.parameters = sum(max(1, block.columns) * block.outputs for block in blocks)
+        self.parts = {part.name: part for part in parts}
+        self.parameters = sum(max(1, part.columns) * part.outputs for part in parts)
         if dim is not None and not 1 <= dim <= self.parameters:
             raise WherefromError(
                 f"dim must be from 1 to the {self.parameters:,} tracked parameters of the "
@@ -51,11 +62,9 @@ class Sketch:
         self._whole = dim is None
         self._places: dict[str, slice] = {}
         self.width = 0  # numbers that the layers leave
-        for block in blocks:
-            size = self._kept(max(1, block.columns)) * (
-                self._kept(block.outputs) if block.inputs else block.outputs
-            )
-            self._places[block.name] = slice(self.width, self.width + size)
+        for part in parts:
+            size = _size(part, None if self._whole else side)
+            self._places[part.name] = slice(self.width, self.width + size)
             self.width += size
         if dim is not None and dim > self.width:
             raise WherefromError(
@@ -83,15 +92,15 @@ class Sketch:
         """Zeros [B, width], to be added to."""
         return torch.zeros(count, self.width, device=device)
 
-    def add(self, total: Tensor, block: Block, factors: Factors) -> None:
-        """Add the compressed gradients of one block to total [B, width]."""
+    def add(self, total: Tensor, part: Part, factors: Factors) -> None:
+        """Add the compressed gradients of one part to total [B, width]."""
         a, b = factors
-        place = total[:, self._places[block.name]]
+        place = total[:, self._places[part.name]]
         if a is None:
             place += b[:, 0]
             return
-        b, outputs = self._compressed(b, f"{block.name}/b", False)
-        a, inputs = self._compressed(a, f"{block.name}/a", block.one)
+        b, outputs = self._compressed(b, f"{part.name}/b", False)
+        a, inputs = self._compressed(a, f"{part.name}/a", part.one)
         place += torch.bmm(b.transpose(1, 2), a).flatten(1).to(total.dtype) * (outputs * inputs)
 
     def fold(self, total: Tensor) -> Tensor:
@@ -114,7 +123,7 @@ class Sketch:
             return F.pad(x, (0, 1), value=1.0) if one else x, 1.0
         key = (name, x.device)
         if key not in self._signs:
-            generator = torch.Generator().manual_seed(stream(self.seed, f"sketch {name}", 0))
+            generator = torch.Generator().manual_seed(seed_of(self.seed, f"sketch {name}", 0))
             signs = torch.randint(2, (features, self.side), generator=generator) * 2 - 1
             self._signs[key] = signs.to(x)  # exact in any precision
         signs = self._signs[key]
@@ -123,7 +132,7 @@ class Sketch:
 
     def _folding(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._order is None or self._order[0].device != device:
-            generator = torch.Generator().manual_seed(stream(self.seed, "fold", self.width))
+            generator = torch.Generator().manual_seed(seed_of(self.seed, "fold", self.width))
             order = torch.randperm(self.width, generator=generator)
             signs = torch.randint(2, (self.width,), generator=generator) * 2.0 - 1
             self._order = order.to(device), signs.to(device)

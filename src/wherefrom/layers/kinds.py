@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Block:
-    """One block of a layer's parameters, with a curvature of its own.
+class Part:
+    """One part of a layer's parameters, with a curvature of its own.
 
     `one` says that a constant one is appended to every a (the bias). It is never materialised: it
-    would make the width odd and cost a copy. A vector block (`inputs` = 0) has a gradient that is
+    would make the width odd and cost a copy. A vector part (`inputs` = 0) has a gradient that is
     no outer product; its a is absent. `diagonal` says that the curvature of the outputs is taken to
     be diagonal.
     """
@@ -42,7 +42,7 @@ class Block:
 
 
 class Factors(NamedTuple):
-    """The factors of one block for a batch; a vector block has a = None and one position."""
+    """The factors of one part for a batch; a vector part has a = None and one position."""
 
     a: Tensor | None  # [B, T, inputs]
     b: Tensor  # [B, T, outputs]
@@ -56,12 +56,12 @@ class LayerKind(ABC):
     default = True  # tracked without being named
 
     @abstractmethod
-    def blocks(self, name: str, module: Any) -> list[Block]:
-        """The blocks of a layer's parameters."""
+    def parts(self, name: str, module: Any) -> list[Part]:
+        """The parts of a layer's parameters."""
 
     @abstractmethod
     def factors(self, module: Any, x: Tensor, grad: Tensor) -> list[Factors]:
-        """The factors of each block, from the layer's input and the gradient at its output, both
+        """The factors of each part, from the layer's input and the gradient at its output, both
         batch first.
         """
 
@@ -89,8 +89,8 @@ def kind_of(module: nn.Module) -> LayerKind | None:
 class Linear(LayerKind):
     """y_t = W x_t + bias: a is the input token, b the gradient at the output token."""
 
-    def blocks(self, name: str, module: nn.Linear) -> list[Block]:
-        return [Block(name, module.in_features, module.out_features, one=module.bias is not None)]
+    def parts(self, name: str, module: nn.Linear) -> list[Part]:
+        return [Part(name, module.in_features, module.out_features, one=module.bias is not None)]
 
     def factors(self, module: nn.Linear, x: Tensor, grad: Tensor) -> list[Factors]:
         return [Factors(_tokens(x), _tokens(grad))]
@@ -99,15 +99,15 @@ class Linear(LayerKind):
 @layer_kind(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Convolution(LayerKind):
     """a is the unfolded patch of an output location, channels last, b the gradient there; each
-    group of channels is a block.
+    group of channels is a part.
     """
 
-    def blocks(self, name: str, module: Any) -> list[Block]:
+    def parts(self, name: str, module: Any) -> list[Part]:
         inputs = module.in_channels // module.groups * math.prod(module.kernel_size)
         outputs = module.out_channels // module.groups
         one = module.bias is not None
         return [
-            Block(_numbered(name, group, module.groups), inputs, outputs, one)
+            Part(_numbered(name, group, module.groups), inputs, outputs, one)
             for group in range(module.groups)
         ]
 
@@ -121,8 +121,8 @@ class Convolution(LayerKind):
         )  # [B, T, K, C]
         gradients = _tokens(grad.movedim(1, -1))  # [B, T, outputs]
         return [
-            Factors(channels.flatten(2), slopes)
-            for channels, slopes in zip(
+            Factors(channels.flatten(2), grads)
+            for channels, grads in zip(
                 patches.chunk(module.groups, 3), gradients.chunk(module.groups, 2), strict=True
             )
         ]
@@ -131,18 +131,18 @@ class Convolution(LayerKind):
 @layer_kind(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 class TransposedConvolution(LayerKind):
     """a is the input at a location, b the kernel-shaped patch of the output gradient; the bias is a
-    block of its own.
+    part of its own.
     """
 
-    def blocks(self, name: str, module: Any) -> list[Block]:
+    def parts(self, name: str, module: Any) -> list[Part]:
         inputs = module.in_channels // module.groups
         outputs = module.out_channels // module.groups * math.prod(module.kernel_size)
-        blocks = [
-            Block(_numbered(name, group, module.groups), inputs, outputs)
+        parts = [
+            Part(_numbered(name, group, module.groups), inputs, outputs)
             for group in range(module.groups)
         ]
-        return blocks + (
-            [Block(f"{name}.bias", 0, module.out_channels)] if module.bias is not None else []
+        return parts + (
+            [Part(f"{name}.bias", 0, module.out_channels)] if module.bias is not None else []
         )
 
     def factors(self, module: Any, x: Tensor, grad: Tensor) -> list[Factors]:
@@ -156,8 +156,8 @@ class TransposedConvolution(LayerKind):
         )
         tokens = _tokens(x.movedim(1, -1))  # [B, T, inputs]
         found = [
-            Factors(channels, slopes.flatten(2))
-            for channels, slopes in zip(
+            Factors(channels, grads.flatten(2))
+            for channels, grads in zip(
                 tokens.chunk(module.groups, 2), patches.chunk(module.groups, 3), strict=True
             )
         ]
@@ -181,15 +181,15 @@ class _Norm(LayerKind):
         """Sum over everything on which a parameter is shared: [B, ...] to [B, parameters]."""
         return summed(x.flatten(2), 2)  # channels second
 
-    def blocks(self, name: str, module: Any) -> list[Block]:
+    def parts(self, name: str, module: Any) -> list[Part]:
         bias = getattr(module, "bias", None) is not None
-        return [Block(name, 0, module.weight.numel() * (2 if bias else 1), diagonal=True)]
+        return [Part(name, 0, module.weight.numel() * (2 if bias else 1), diagonal=True)]
 
     def factors(self, module: Any, x: Tensor, grad: Tensor) -> list[Factors]:
-        slopes = [self.shared(self.normalised(module, x) * grad, module.weight)]
+        grads = [self.shared(self.normalised(module, x) * grad, module.weight)]
         if getattr(module, "bias", None) is not None:
-            slopes.append(self.shared(grad, module.weight))
-        return [Factors(None, torch.cat(slopes, 1)[:, None])]
+            grads.append(self.shared(grad, module.weight))
+        return [Factors(None, torch.cat(grads, 1)[:, None])]
 
 
 @layer_kind(nn.LayerNorm, nn.RMSNorm)

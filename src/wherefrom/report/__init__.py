@@ -1,3 +1,1 @@
-"""Pictures and pages of results; everything here shows what the library computed and computes
-nothing itself.
-"""
+"""Tables and figures of results: averages, tests and pictures of what the library computed."""

@@ -9,11 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..artefacts.files import load
-from ..attribution.result import ranked
+from ..attribution.top import both_ends
 from ..data.items import Dataset, split
 from ..errors import WherefromError
-from ..evaluation.counterfactual import regenerated_path
 from .figures import Found, attribution_rows, image_grid, scatter
 from .tables import Tables
 
@@ -28,17 +26,12 @@ def regenerated(
     were removed.
     """
     seed = tables.seeds[0] if seed is None else seed
-    original = _queries(tables, seed)[:_SHOWN]
-    rows = {"original": original}
+    files = tables.evaluation.seed(seed)
+    rows = {"original": files.images()[:_SHOWN]}
     for name in [*(methods or tables.methods), *tables.results.control_names[:1]]:
-        rows[name] = load(regenerated_path(tables.folder / f"seed-{seed}", name, tables.fraction))[
-            0
-        ]["images"][:_SHOWN]
-    image_grid(
-        path,
-        rows,
-        f"regenerated from the same noise, seed {seed}, top {100 * tables.fraction:g} % removed",
-    )
+        rows[name] = files.images_after(name, tables.fraction)[:_SHOWN]
+    removed = f"top {100 * tables.fraction:g} % removed"
+    image_grid(path, rows, f"regenerated from the same noise, seed {seed}, {removed}")
 
 
 def found(
@@ -50,10 +43,15 @@ def found(
 ) -> None:
     """Some queries with each method's most and least influential training images."""
     seed = tables.seeds[0] if seed is None else seed
-    queries = _queries(tables, seed)[:_QUERIES]
+    queries = tables.evaluation.seed(seed).images()[:_QUERIES]
     shown = {}
     for name in methods or tables.methods:
-        hits = ranked(_scores(tables, seed, name)[: len(queries)], _SHOWN)
+        scores = tables.scores(seed, name)
+        if scores is None:
+            raise WherefromError(
+                f"{tables.evaluation.folder} has no scores of {name} for seed {seed}"
+            )
+        hits = both_ends(scores[: len(queries)], _SHOWN)
         captions = [
             ([f"#{index}" for index in most], [f"#{index}" for index in least])
             for most, least in zip(hits.indices.tolist(), hits.least_indices.tolist(), strict=True)
@@ -77,17 +75,6 @@ def accuracy_and_cost(tables: Tables, path: Path) -> None:
         "mean AUC against random removal",
         line=0.5,
     )
-
-
-def _queries(tables: Tables, seed: int) -> Tensor:
-    return load(tables.folder / f"seed-{seed}" / "queries.safetensors")[0]["images"]
-
-
-def _scores(tables: Tables, seed: int, method: str) -> Tensor:
-    path = tables.scores_path(seed, method)
-    if not path.exists():
-        raise WherefromError(f"{tables.folder} has no scores of {method} for seed {seed}")
-    return load(path)[0]["scores"]
 
 
 def _images(dataset: Dataset, indices: Tensor) -> Tensor:

@@ -1,91 +1,37 @@
 """The paper's tables from the folder of an evaluation: AUC, ablations, removal sizes, budgets,
 ratios, pairs and overlaps, costs.
-
-A table is a title, a head and rows of text; it writes itself as Markdown and as CSV.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..artefacts.files import load, load_json, read_header, save_bytes
-from ..attribution.result import ranked
+from ..artefacts.artefact import Folder
+from ..attribution.top import both_ends
 from ..baselines.ablations import ablations as every_ablation
 from ..errors import WherefromError
-from ..evaluation.counterfactual import slug
 from ..evaluation.lds import LDS
 from ..evaluation.results import Results
 from ..evaluation.statistics import (
-    Estimate,
-    Interval,
     PerSeed,
     budget,
+    estimate,
     expected_random_union,
-    noise,
     paired_test,
     random_ratio,
+    stray,
 )
+from ..evaluation.study import Evaluation
+from .table import Table, estimated, number, seeds_said, within
 
 _ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
 _RANDOM = "random against random"
 _UNKNOWN = "unknown: a single control"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a head."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """As Markdown, the title above."""
-        lines = [self.head, ["---"] * len(self.head), *self.rows]
-        return (
-            f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-        )
-
-    def csv(self) -> str:
-        """As CSV, without the title."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.head, *self.rows])
-        return text.getvalue()
-
-    def save(self, folder: Path, name: str) -> None:
-        """Write both."""
-        save_bytes(folder / f"{name}.md", self.markdown().encode())
-        save_bytes(folder / f"{name}.csv", self.csv().encode())
-
-
-def lds_tables(found: Mapping[str, LDS], subsets: int) -> tuple[Table, Table]:
-    """The linear datamodelling scores of methods, and those of every query, from which the first
-    follows.
-    """
-    rows = [
-        [name, f"{_estimate(one.mean)} {_interval(one.interval)}"] for name, one in found.items()
-    ]
-    over = _seeds(len(next(iter(found.values())).queries))
-    title = f"Linear datamodelling score, {subsets} subsets, {over}; mean over seeds ± standard error [95 % interval]"
-    each = [
-        [str(seed), name, str(query), str(value)]
-        for name, one in found.items()
-        for seed, values in one.queries.items()
-        for query, value in enumerate(values.tolist())
-    ]
-    return Table(title, ["scores of", "rank correlation"], rows), Table(
-        title, ["seed", "method", "query", "rank correlation"], each
-    )
 
 
 class Tables:
@@ -96,15 +42,14 @@ class Tables:
         fraction: the budget that tables of one budget are of; None: the first.
     """
 
-    def __init__(self, folder: str | Path, fraction: float | None = None) -> None:
-        self.folder = Path(folder)
-        self.every_budget = Results.load(self.folder / "results.csv")
+    def __init__(self, folder: Folder, fraction: float | None = None) -> None:
+        self.evaluation = Evaluation(folder)
+        self.every_budget = self.evaluation.results()
         if not self.every_budget.rows:
             raise WherefromError(
-                f"{self.folder / 'results.csv'} has no rows: run the evaluation with methods "
-                "or controls"
+                f"{self.evaluation.table} has no rows: run the evaluation with methods or controls"
             )
-        self.settings: dict[str, Any] = load_json(self.folder / "settings.json")
+        self.settings = self.evaluation.settings
         self.fraction = self.every_budget.fractions[0] if fraction is None else fraction
         self.results = self.every_budget.at(self.fraction)
         self.seeds = sorted({row.seed for row in self.results.rows})
@@ -123,34 +68,57 @@ class Tables:
         names, seeds = self._ablated()
         if not seeds:
             raise WherefromError(
-                f"no seed in {self.folder} has all of {', '.join(names)}: run them with the "
-                "same seeds"
+                f"no seed in {self.evaluation.folder} has all of {', '.join(names)}: run them with "
+                "the same seeds"
             )
-        return self._auc(
-            names, Results([row for row in self.results.rows if row.seed in seeds]), seeds
-        )
+        rows = [row for row in self.results.rows if row.seed in seeds]
+        return self._auc(names, Results(rows), seeds)
 
     def _ablated(self) -> tuple[list[str], list[int]]:
         """TID and its ablations, and the seeds that have all of them."""
         names = [name for name in self.results.methods if name in _ABLATIONS or name == "TID"]
-        return names, [
-            seed
-            for seed in self.seeds
-            if all(seed in self.results.removed(name, self.fraction) for name in names)
-        ]
+        have = [set(self.results.removed(name, self.fraction)) for name in names]
+        return names, [seed for seed in self.seeds if all(seed in one for one in have)]
 
     def _auc(self, methods: Sequence[str], results: Results, seeds: Sequence[int]) -> Table:
         at, rows = self.fraction, []
         for method in methods:
             found = [results.summary(method, metric, at) for metric in results.metrics]
-            each = [f"{_estimate(one.auc)} {_interval(one.auc_interval)}" for one in found]
+            each = [f"{estimated(one.auc)} {within(one.auc_interval)}" for one in found]
             pooled = sum(one.pooled_auc for one in found) / len(found)
-            rows.append([method, *each, _estimate(results.mean_auc(method, at)), _number(pooled)])
+            rows.append([method, *each, estimated(results.mean_auc(method, at)), number(pooled)])
         controls = [results.controls(metric, at) for metric in results.metrics]
         rows.append([_RANDOM, *(_stray(one) for one in controls), _stray(*controls), ""])
         head = ["removal chosen by", *results.metrics, "mean", "pooled"]
-        title = f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error [95 % interval]"
+        title = (
+            f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error "
+            "[95 % interval]"
+        )
         return Table(title, head, rows)
+
+    def against(self, reference: str = "TID") -> Table:
+        """Every method beside one of them, best first: the mean AUC, how it differs seed by seed,
+        and whether that can be chance (an exact sign-flip test in which a seed counts once).
+        """
+        theirs, rows = self.results.seed_aucs(reference, self.fraction), []
+        for method in self.methods:
+            mine = self.results.seed_aucs(method, self.fraction)
+            common = [seed for seed in mine if seed in theirs]
+            less, chance = "", ""
+            if method != reference and common:
+                test = paired_test(_apart(mine, common), _apart(theirs, common))
+                error = estimate([mine[seed] - theirs[seed] for seed in common]).error
+                less, chance = f"{test.difference:+.3f} ± {error:.3f}", f"{test.p_value:.3f}"
+            value, sizes = estimate(mine.values()), self.results.removed(method, self.fraction)
+            removed = f"{sum(sizes.values()) / len(sizes):,.0f}"
+            rows.append((value.mean, [method, estimated(value), less, chance, removed]))
+        rows.sort(key=lambda row: -row[0])
+        controls = [self.results.controls(metric, self.fraction) for metric in self.results.metrics]
+        noise = [_RANDOM, _stray(*controls), "", "", ""]
+        head = ["removal chosen by", "mean AUC", f"less {reference}'s", "p", "images removed"]
+        metrics = ", ".join(self.results.metrics)
+        title = f"Mean AUC of {metrics}, {self._words()}; p over seeds, seed by seed"
+        return Table(title, head, [*(row for _, row in rows), noise])
 
     def ratios(self) -> Table:
         """How much less alike than after random removal, in percent of its median."""
@@ -197,7 +165,7 @@ class Tables:
         done = {(row.method, row.fraction) for row in results.rows}
         for method in results.methods:
             each = (
-                _estimate(results.mean_auc(method, at)) if (method, at) in done else ""
+                estimated(results.mean_auc(method, at)) if (method, at) in done else ""
                 for at in results.fractions
             )
             rows.append([method, *each])
@@ -245,12 +213,11 @@ class Tables:
             "p over images",
             "images",
         ]
-        title = f"Paired sign-flip tests, {metric}, {self._words()}; negative: the first removes what matters more"
-        return Table(
-            f"{title}; images of a seed share a retraining, so p over images is too small",
-            head,
-            rows,
+        title = (
+            f"Paired sign-flip tests, {metric}, {self._words()}; negative: the first removes what "
+            "matters more; images of a seed share a retraining, so p over images is too small"
         )
+        return Table(title, head, rows)
 
     def overlaps(self) -> Table:
         """How many of the images found for a query another method finds for it too, and how many
@@ -272,27 +239,30 @@ class Tables:
 
         def cell(one: str, other: str) -> str:
             shares = between.get((one, other), between.get((other, one)))
-            return "" if shares is None else _number(sum(shares) / len(shares))
+            return "" if shares is None else number(sum(shares) / len(shares))
 
-        chance = f"by chance {_number(self.fraction)}"
-        title = f"Share of finds in common, {self._words()}; of a method with itself: between two queries; {chance}"
+        chance = f"by chance {number(self.fraction)}"
+        title = (
+            f"Share of finds in common, {self._words()}; of a method with itself: between two "
+            f"queries; {chance}"
+        )
         return Table(
             title,
             ["", *methods],
             [[one, *(cell(one, other) for other in methods)] for one in methods],
         )
 
-    def scores_path(self, seed: int, method: str) -> Path:
-        """Where a seed's scores of a method are, if there are any."""
-        return self.folder / f"seed-{seed}" / "scores" / f"{slug(method)}.safetensors"
+    def scores(self, seed: int, method: str) -> Tensor | None:
+        """A seed's scores of a method, [Q, N], if there are any."""
+        files, settings = self.evaluation.seed(seed), self.results.settings(method, self.fraction)
+        return files.scores(method, settings) if files.has_scores(method, settings) else None
 
     def _found(self, seed: int, method: str) -> Tensor | None:
         """1 where a training image is among a query's finds, [Q, N]."""
-        path = self.scores_path(seed, method)
-        if not path.exists():
+        scores = self.scores(seed, method)
+        if scores is None:
             return None
-        scores = load(path)[0]["scores"]
-        finds = ranked(scores, budget(scores.shape[1], self.fraction)).indices
+        finds = both_ends(scores, budget(scores.shape[1], self.fraction)).indices
         return torch.zeros(scores.shape).scatter_(1, finds, 1.0)
 
     def costs(self) -> Table:
@@ -311,21 +281,11 @@ class Tables:
 
     def cost(self, method: str) -> tuple[float, float, float]:
         """Seconds once, seconds a query, megabytes on disk: means over seeds."""
-        found = []
-        for seed in self.seeds:
-            place, path = self.folder / f"seed-{seed}", self.scores_path(seed, method)
-            if path.exists():
-                seconds = read_header(path)["seconds"]
-                kept = sum(
-                    file.stat().st_size
-                    for file in (place / "methods" / slug(method)).rglob("*")
-                    if file.is_file()
-                )
-                found.append(
-                    (seconds["fit"], seconds["score"] / self.settings["queries"], kept / 1e6)
-                )
+        settings, queries = self.results.settings(method, self.fraction), self.settings["queries"]
+        costs = [self.evaluation.seed(seed).cost(method, settings) for seed in self.seeds]
+        found = [(one.once, one.queries / queries, one.kept / 1e6) for one in costs if one]
         if not found:
-            raise WherefromError(f"{self.folder} has no scores of {method}")
+            raise WherefromError(f"{self.evaluation.folder} has no scores of {method}")
         once, each, size = (sum(values) / len(found) for values in zip(*found, strict=True))
         return once, each, size
 
@@ -336,6 +296,7 @@ class Tables:
         names, seeds = self._ablated()
         ablated = {"ablations": self.ablations} if seeds and _ABLATIONS & set(names) else {}
         return {
+            "against": self.against,
             "auc": self.auc,
             **ablated,
             "ratios": self.ratios,
@@ -348,43 +309,50 @@ class Tables:
 
     def _images(self) -> int | None:
         """The size of the training set, as any stored scores have it."""
-        path = next(self.folder.glob("seed-*/scores/*.safetensors"), None)
-        return None if path is None else int(read_header(path)["images"])
+        known = (self.evaluation.seed(seed).training_images() for seed in self.seeds)
+        return next((count for count in known if count is not None), None)
 
     def _words(self, seeds: Sequence[int] | None = None) -> str:
-        how, over = (
-            "coupled" if self.settings["coupled"] else "uncoupled",
-            _seeds(len(seeds or self.seeds)),
-        )
-        return f"top {100 * self.fraction:g} % of {self.settings['queries']} queries, {over}, {how} retraining"
+        how = "coupled" if self.settings["coupled"] else "uncoupled"
+        over, queries = seeds_said(len(seeds or self.seeds)), self.settings["queries"]
+        return f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining"
+
+
+def _apart(values: Mapping[int, float], seeds: Sequence[int]) -> PerSeed:
+    return {seed: torch.tensor([values[seed]]) for seed in seeds}
 
 
 def _means(values: PerSeed) -> PerSeed:
     return {seed: one.mean()[None] for seed, one in values.items()}
 
 
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}".replace("0.", ".", 1)
-
-
-def _estimate(value: Estimate) -> str:
-    return (
-        _number(value.mean)
-        if value.count < 2
-        else f"{_number(value.mean)} ± {_number(value.error)}"
+def lds_tables(found: Mapping[str, LDS], subsets: int) -> tuple[Table, Table]:
+    """The linear datamodelling scores of methods, and those of every query, from which the first
+    follows.
+    """
+    rows = [[name, f"{estimated(one.mean)} {within(one.interval)}"] for name, one in found.items()]
+    over = seeds_said(len(next(iter(found.values())).queries))
+    title = (
+        f"Linear datamodelling score, {subsets} subsets, {over}; mean over seeds ± standard error "
+        "[95 % interval]"
+    )
+    each = [
+        [str(seed), name, str(query), str(value)]
+        for name, one in found.items()
+        for seed, values in one.queries.items()
+        for query, value in enumerate(values.tolist())
+    ]
+    return Table(title, ["scores of", "rank correlation"], rows), Table(
+        title, ["seed", "method", "query", "rank correlation"], each
     )
 
 
 def _stray(*controls: PerSeed) -> str:
     if _alone(*controls):
         return _UNKNOWN
-    spread = noise(*controls)
-    one_seed = f" (one seed: {_number(spread.deviation)})" if len(controls[0]) > 1 else ""
-    return f".5 ± {_number(spread.error)}{one_seed}"
+    spread = stray(*controls)
+    one_seed = f" (one seed: {number(spread.deviation)})" if len(controls[0]) > 1 else ""
+    return f".5 ± {number(spread.error)}{one_seed}"
 
 
 def _stray_ratio(controls: PerSeed) -> str:
@@ -396,7 +364,3 @@ def _stray_ratio(controls: PerSeed) -> str:
 
 def _alone(*controls: PerSeed) -> bool:
     return any(len(random) < 2 for one in controls for random in one.values())
-
-
-def _interval(value: Interval) -> str:
-    return f"[{_number(value.low)}, {_number(value.high)}]"

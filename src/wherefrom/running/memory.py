@@ -1,12 +1,15 @@
-"""How much memory there is to work in, and work in pieces that fit."""
+"""How much memory there is to work in, and work in chunks that fit."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_SHARE = 0.5  # of the free memory, unless a limit is given
 
 
 def free_memory(device: torch.device) -> int:
@@ -16,27 +19,50 @@ def free_memory(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     try:
         with open("/proc/meminfo") as file:
-            return next(
-                int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")
-            )
+            lines = (line.split() for line in file if line.startswith("MemAvailable"))
+            return next(int(line[1]) * 1024 for line in lines)
     except OSError:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-class InPieces:
-    """Work in pieces of a size that is halved where memory is short: a large network on a small
+@dataclass(frozen=True)
+class Budget:
+    """The memory that an attributor works in: one half for what it keeps of queries, the other for
+    a batch of training images.
+
+    Args:
+        device: where.
+        limit: bytes; None: half of what is free when it is asked for.
+    """
+
+    device: torch.device
+    limit: int | None = None
+
+    @property
+    def half(self) -> int:
+        """Bytes for queries, and as many for training images."""
+        limit = int(_SHARE * free_memory(self.device)) if self.limit is None else self.limit
+        return limit // 2
+
+    def fitting(self, wanted: int, each: int) -> int:
+        """How many of `wanted` fit into one half, at `each` bytes: at least one."""
+        return max(1, min(wanted, self.half // each))
+
+
+class InChunks:
+    """Work in chunks of a size that is halved where memory is short: a large network on a small
     device.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __call__(self, places: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """part(places) for places [n], piece by piece, one after the other."""
+    def __call__(self, places: Tensor, made: Callable[[Tensor], Tensor]) -> Tensor:
+        """made(places) for places [n], chunk by chunk, one after the other."""
         parts = []
         while len(places):
             try:
-                parts.append(part(places[: self.size]))
+                parts.append(made(places[: self.size]))
                 places = places[self.size :]
             except torch.OutOfMemoryError:
                 if self.size == 1:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Stored vectors of a training set, exact and approximate search among them."""

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..artefacts.files import checksum, differing, load, save
-from ..attribution.result import Attribution, Ranking, joined
+from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.identity import differing
+from ..attribution.result import Attribution, joined
+from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
 from ..errors import WherefromError, need
 from ..running.progress import bar
-from ..tide.bank import Bank
+from ..running.threads import threads
+from .store import VectorStore
 
 _TIMES = 4  # candidates for each item that is asked for
 _FEWEST = 64  # candidates, however few are asked for
@@ -32,7 +33,19 @@ _SAMPLE = 2048  # items that the principal components come from, at least twice 
 _POINTS = 39  # training points for each centroid, under which faiss calls a clustering poor
 _ROWS = 1024  # items projected together
 _SEED = 0
-_FILE = "approximate.safetensors"
+_KIND, _ANEW = "approximate index", "make it anew with bank.approximate()"
+
+
+class Searched(Protocol):
+    """What an index is made of: stored vectors, and a way from images to vectors like them."""
+
+    @property
+    def store(self) -> VectorStore: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def embedded(self, queries: Tensor | Dataset) -> Iterator[Tensor]: ...
 
 
 class Approximate:
@@ -43,19 +56,16 @@ class Approximate:
     """
 
     def __init__(
-        self, bank: Bank, index: Any, axes: Tensor, probes: int, recall: float = math.nan
+        self, bank: Searched, index: Any, axes: Tensor, probes: int, recall: float = math.nan
     ) -> None:
         self.bank, self.probes, self.recall = bank, probes, recall
-        self._index, self._axes = (
-            index,
-            axes.to(bank.student.denoiser.device),
-        )  # [M * d, components]
-        self._state = bank.state()
+        self._index, self._axes = index, axes.to(bank.device)  # [M * d, components]
+        self._made_of = bank.store.identity()
 
     @classmethod
     def build(
         cls,
-        bank: Bank,
+        bank: Searched,
         components: int = 256,
         lists: int | None = None,
         codes: int | None = None,
@@ -63,20 +73,16 @@ class Approximate:
         queries: Tensor | Dataset | None = None,
     ) -> Self:
         """See `Bank.approximate`."""
-        faiss, count = need("faiss", "search"), len(bank)
+        faiss, store, count = need("faiss", "search"), bank.store, len(bank.store)
         if count < _POINTS:
             raise WherefromError(
                 f"a bank of {count} items is too small for an index (at least {_POINTS}): use "
                 "bank.search"
             )
-        components = _within(
-            "components", min(components, count, len(bank.student.draws) * bank.student.dim), count
-        )
-        lists = _within(
-            "lists",
-            max(1, min(math.isqrt(count), count // _POINTS)) if lists is None else lists,
-            count,
-        )
+        components = min(components, count, store.draws * store.dim)
+        components = _within("components", components, count)
+        usual = max(1, min(math.isqrt(count), count // _POINTS))
+        lists = _within("lists", usual if lists is None else lists, count)
         probes = _within("probes", max(1, lists // 2) if probes is None else probes, lists)
         codes = _divisor(components, components // 4) if codes is None else codes
         if codes < 1 or components % codes:
@@ -84,99 +90,71 @@ class Approximate:
                 f"codes must divide the {components} components, which {codes} does not"
             )
         bits = min(8, count.bit_length() - 1)  # no more centroids than items
-        ids = bank.ids
+        ids = store.ids
         shuffled = ids[torch.randperm(count, generator=torch.Generator().manual_seed(_SEED))]
-        measured = (
-            bank.vectors(shuffled[:_MEASURED])
-            if queries is None
-            else torch.cat(list(bank.embedded(queries)))
-        )
-        sample = bank.vectors(shuffled[: max(_SAMPLE, 2 * components)].sort().values).flatten(1)
-        quantizer = faiss.IndexFlatIP(components)
-        index = faiss.IndexIVFPQ(
-            quantizer, components, lists, codes, bits, faiss.METRIC_INNER_PRODUCT
-        )
-        index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = (
-            1  # it would complain on stderr
-        )
+        if queries is None:
+            measured = store.vectors(shuffled[:_MEASURED])
+        else:
+            measured = torch.cat(list(bank.embedded(queries)))
+        sample = store.vectors(shuffled[: max(_SAMPLE, 2 * components)].sort().values).flatten(1)
+        metric = faiss.METRIC_INNER_PRODUCT
+        cells = faiss.IndexFlatIP(components)
+        index = faiss.IndexIVFPQ(cells, components, lists, codes, bits, metric)
+        # otherwise it complains on stderr
+        index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
         made = cls(bank, index, _principal(sample, components), probes)
-        centre = made._projected(sample).mean(
-            0
-        )  # taken from all items: changes no ranking, and their cells tell them apart
-        with _threads(faiss), bar(count, "indexing approximately", "image") as progress:
-            points = shuffled[: max(64 * lists, _POINTS * 2**bits)].sort().values
-            index.train(
-                np.concatenate(
-                    [made._projected(bank.vectors(some)) - centre for some in points.split(_ROWS)]
-                )
-            )
+        # taken from all items: changes no ranking, and their cells tell them apart
+        centre = made._projected(sample).mean(0)
+
+        def points(some: Tensor) -> Any:
+            return made._projected(store.vectors(some)) - centre
+
+        with _as_many_threads(faiss), bar(count, "indexing approximately", "image") as progress:
+            learned = shuffled[: max(64 * lists, _POINTS * 2**bits)].sort().values
+            index.train(np.concatenate([points(some) for some in learned.split(_ROWS)]))
             for some in ids.split(_ROWS):
-                index.add_with_ids(made._projected(bank.vectors(some)) - centre, some.numpy())
+                index.add_with_ids(points(some), some.numpy())
                 progress.update(len(some))
         made.recall = made._measured(measured)
-        print(
-            f"approximate search finds {100 * made.recall:.1f} % of the exact top 2 % "
-            f"({len(measured)} queries)"
-        )
         return made
 
     def search(self, queries: Tensor | Dataset, top_k: int = 8) -> Attribution:
-        """The most and the least influential training images of each query, among
-        the candidates.
+        """The most and the least influential training images of each query, among the
+        candidates.
         """
         self._refuse_stale()
-        count, found = len(self.bank), []
-        Ranking(top_k, count)  # refuses before anything is embedded
+        store, found = self.bank.store, []
+        check_top_k(top_k, len(store))  # before anything is embedded
         for vectors in self.bank.embedded(queries):
-            candidates = torch.cat(
-                [self._candidates(vectors, top_k), self._candidates(-vectors, top_k)], 1
-            )
-            for query, ids in zip(vectors.cpu().flatten(1), candidates, strict=True):
-                ids, ranking = ids.unique(), Ranking(top_k, count)
-                scores = query @ self.bank.vectors(ids).flatten(1).T / vectors.shape[1]
-                ranking.add(ids, scores[None])
-                found.append(ranking.result())
+            ends = [self._candidates(side, top_k) for side in (vectors, -vectors)]
+            for query, both in zip(vectors.cpu().flatten(1), torch.cat(ends, 1), strict=True):
+                ids, top = both.unique(), TopK(top_k, len(store))
+                scores = query @ store.vectors(ids).flatten(1).T / vectors.shape[1]
+                top.add(ids, scores[None])
+                found.append(top.result())
         return joined(found)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: Folder) -> None:
         """Write the index; it serves this bank until an item is appended or deleted."""
-        tensors = {
-            "index": torch.from_numpy(need("faiss", "search").serialize_index(self._index)),
-            "axes": self._axes,
-        }
-        header = {
-            "kind": "approximate",
-            "bank": self._state,
-            "probes": self.probes,
-            "recall": self.recall,
-            "checksum": checksum(tensors.values()),
-        }
-        save(Path(folder) / _FILE, tensors, header)
+        index = torch.from_numpy(need("faiss", "search").serialize_index(self._index))
+        artefact = Artefact.anew(folder, _KIND, self._made_of)
+        state = {"probes": self.probes, "recall": self.recall}
+        artefact.finish(state, index={"index": index, "axes": self._axes})
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], bank: Bank) -> Self:
+    def open(cls, folder: Folder, bank: Searched) -> Self:
         """An index that was saved, for the same bank."""
-        faiss, path = need("faiss", "search"), Path(folder) / _FILE
-        tensors, header = load(path)
-        if header.get("kind") != "approximate":
-            raise WherefromError(f"{path} holds no approximate index")
-        differs, anew = (
-            differing(header["bank"], bank.state()),
-            "make it anew with bank.approximate()",
-        )
+        faiss = need("faiss", "search")
+        artefact = Artefact.open(folder, _KIND, _ANEW)
+        differs = differing(artefact.identity, bank.store.identity())
         if differs:
             raise WherefromError(
-                f"{path} was made of another bank, or of this one before it changed "
-                f"({differs}): {anew}"
+                f"the index in {folder} was made of another bank, or of this one before it changed "
+                f"({differs}): {_ANEW}"
             )
-        index, axes = tensors["index"], tensors["axes"]
-        if (
-            checksum([index, axes]) != header["checksum"]
-        ):  # faiss would follow whatever damaged bytes say
-            raise WherefromError(f"{path} is damaged (its checksum differs): {anew}")
-        return cls(
-            bank, faiss.deserialize_index(index.numpy()), axes, header["probes"], header["recall"]
-        )
+        tensors = artefact.read("index")  # whole: faiss would follow whatever damaged bytes say
+        index = faiss.deserialize_index(tensors["index"].numpy())
+        return cls(bank, index, tensors["axes"], **artefact.state)
 
     def _projected(self, vectors: Tensor) -> Any:
         """Vectors [n, M, d] or [n, M * d] on the principal axes, for faiss: [n, components]."""
@@ -184,33 +162,32 @@ class Approximate:
 
     def _candidates(self, vectors: Tensor, top_k: int) -> Tensor:
         """Ids [Q, c] of the items that the index puts first."""
-        faiss, wanted = need("faiss", "search"), min(len(self.bank), max(_FEWEST, _TIMES * top_k))
-        rows = self._projected(vectors)
-        with _threads(faiss):
-            _, ids = self._index.search(
-                rows, wanted, params=faiss.SearchParametersIVF(nprobe=self.probes)
-            )
+        faiss, rows = need("faiss", "search"), self._projected(vectors)
+        wanted = min(len(self.bank.store), max(_FEWEST, _TIMES * top_k))
+
+        def found(probes: int) -> Any:
+            return self._index.search(rows, wanted, params=faiss.SearchParametersIVF(nprobe=probes))
+
+        with _as_many_threads(faiss):
+            _, ids = found(self.probes)
             if (ids < 0).any():  # the lists looked into hold fewer
-                _, ids = self._index.search(
-                    rows, wanted, params=faiss.SearchParametersIVF(nprobe=self._index.nlist)
-                )
+                _, ids = found(self._index.nlist)
         return torch.from_numpy(ids)
 
     def _measured(self, vectors: Tensor) -> float:
-        top = math.ceil(_SHARE * len(self.bank))
-        exact, candidates = self.bank.nearest(vectors, top).indices, self._candidates(vectors, top)
-        found = [
-            torch.isin(row, proposed).float().mean()
-            for row, proposed in zip(exact, candidates, strict=True)
-        ]
+        store = self.bank.store
+        top = math.ceil(_SHARE * len(store))
+        exact = store.nearest(vectors, top, range(store.draws), self.bank.device, {}).indices
+        candidates = self._candidates(vectors, top)
+        pairs = zip(exact, candidates, strict=True)
+        found = [torch.isin(row, proposed).float().mean() for row, proposed in pairs]
         return float(torch.stack(found).mean())
 
     def _refuse_stale(self) -> None:
-        differs = differing(self._state, self.bank.state())
+        differs = differing(self._made_of, self.bank.store.identity())
         if differs:
             raise WherefromError(
-                f"the bank has changed since this index was made ({differs}): make it anew "
-                "with bank.approximate()"
+                f"the bank has changed since this index was made ({differs}): {_ANEW}"
             )
 
 
@@ -234,11 +211,16 @@ def _divisor(number: int, most: int) -> int:
 
 
 @contextlib.contextmanager
-def _threads(faiss: Any) -> Iterator[None]:
-    """faiss brings an OpenMP of its own: inside, it takes as many threads as torch."""
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(torch.get_num_threads())
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
+def _as_many_threads(faiss: Any) -> Iterator[None]:
+    """Inside, faiss takes as many threads as torch.
+
+    The two may share one OpenMP, where setting the one sets the other: so torch has afterwards as
+    many as before, too.
+    """
+    with threads(torch.get_num_threads()):
+        before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(torch.get_num_threads())
+        try:
+            yield
+        finally:
+            faiss.omp_set_num_threads(before)

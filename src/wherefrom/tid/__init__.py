@@ -1,1 +1,1 @@
-"""TODO."""
+"""TID, the exact teacher."""

@@ -9,26 +9,28 @@ on to the same student.
 from __future__ import annotations
 
 import math
-import os
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..artefacts.artefact import Folder
 from ..artefacts.checkpoint import Checkpoint
+from ..attribution.agreement import spearman
+from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, map_cond, read
-from ..diffusion.batches import Feed, Order, data_fingerprint
+from ..diffusion.batches import Feed, Order
 from ..diffusion.draws import Draw
-from ..diffusion.seeds import stream
+from ..diffusion.seeds import seed_of
 from ..diffusion.streams import Streams, Taps
 from ..errors import WherefromError
 from ..running.interrupt import deferred_interrupt
 from ..running.progress import bar
 from ..tid.teacher import TID
 from .embedder import Embedder
-from .loss import lambda_rank_loss, off_diagonal, spearman
+from .loss import lambda_rank_loss, off_diagonal
 
 _HELD_OUT = 128  # images at most, a tenth of the data set at most
 _LEVELS = 4  # noise levels at which they are compared
@@ -40,13 +42,13 @@ _WORTH = 300  # steps that repay compiling
 class Settings:
     """What makes two distillations the same."""
 
-    epochs: float
-    batch_size: int
-    lr: float
-    dim: int
-    hidden: int
-    heads: int
-    seed: int
+    epochs: float = 50
+    batch_size: int = 128
+    lr: float = 5e-5
+    dim: int = 768
+    hidden: int = 512
+    heads: int = 4
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 3:
@@ -80,7 +82,7 @@ class Learner(nn.Module):
 
 
 def distill(
-    tid: TID, dataset: Dataset, settings: Settings, store: str | os.PathLike[str] | None
+    tid: TID, dataset: Dataset, settings: Settings, store: Folder | None
 ) -> tuple[Embedder, tuple[Look, ...]]:
     """An embedder that ranks as `tid` does, and how it grew."""
     count, device = length(dataset), tid.denoiser.device
@@ -91,7 +93,7 @@ def distill(
             "lower batch_size"
         )
     shuffled = torch.randperm(
-        count, generator=torch.Generator().manual_seed(stream(settings.seed, "held out", 0))
+        count, generator=torch.Generator().manual_seed(seed_of(settings.seed, "held out", 0))
     )
     order = Order(
         count, settings.batch_size, settings.seed, shuffled[held:].sort().values, coupled=False
@@ -104,35 +106,23 @@ def distill(
         {"params": [learner.log_scale], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=0.01, fused=True)
-    checkpoint, start = None, 0
     looks: list[Look] = []
-    losses, since = (
-        torch.zeros((), device=device),
-        0,
-    )  # the sum since the last look, and over how many steps
+    # the sum since the last look, and over how many steps
+    losses, since = torch.zeros((), device=device), 0
+    checkpoint = None
     if store is not None:
-        curvature = {"damping": tid.options.damping, "observations": tid.observations}
-        identity = {
-            **asdict(settings),
-            **tid.identity(),
-            **curvature,
-            "data": data_fingerprint(dataset),
-        }
+        identity = {**asdict(settings), **tid.identity(), "data": data_fingerprint(dataset)}
         del identity["epochs"]  # a longer distillation goes on from a shorter one
-        checkpoint = Checkpoint(
-            Path(store) / "distillation.safetensors", {"learner": learner}, optimizer, identity
-        )
-        start, notes = checkpoint.read()
+        checkpoint = Checkpoint(store, "distillation", {"learner": learner}, optimizer, identity)
+        notes = checkpoint.restore()
         if notes is not None:
-            looks, losses, since = (
-                [Look(*values) for values in notes["looks"]],
-                losses + notes["losses"],
-                notes["since"],
-            )
+            looks, since = [Look(*values) for values in notes["looks"]], notes["since"]
+            losses += notes["losses"]
+    start = checkpoint.step if checkpoint else 0
     if start > steps:
         raise WherefromError(
             f"the distillation in {store} is already {start} steps long, not {steps}; choose "
-            "another store"
+            "another folder"
         )
     if start == steps:
         return learner.embedder, tuple(looks)
@@ -142,19 +132,17 @@ def distill(
     exam = _Exam(tid, dataset, shuffled[:held]) if held else None
     feed = Feed(_FixedViews(dataset), order, device)
     every = max(1, steps // _LOOKS)
+    rest, size = range(start, steps), settings.batch_size
     with (
+        checkpoint.artefact.as_it_began() if checkpoint else nullcontext(),
         tid.denoiser.frozen(),
         deferred_interrupt() as interrupted,
-        bar(
-            steps * settings.batch_size, "distilling", "image", initial=start * settings.batch_size
-        ) as progress,
+        bar(steps * size, "distilling", "image", initial=start * size) as progress,
     ):
-        for step, (x, cond) in zip(
-            range(start, steps), feed.batches(range(start, steps)), strict=True
-        ):
+        for step, (x, cond) in zip(rest, feed.batches(rest), strict=True):
             losses += learn(tid, learner, optimizer, x, cond, fresh_draw(tid, settings.seed, step))
             since += 1
-            progress.update(settings.batch_size)
+            progress.update(size)
             last = step + 1 == steps or interrupted()
             due = (step + 1) % every == 0 or step + 1 == steps
             if due or last or (checkpoint is not None and checkpoint.pace.due):
@@ -164,18 +152,15 @@ def distill(
                         f"the distillation's loss became {mean} by step {step + 1}: lower lr"
                     )
                 if due:
-                    looks.append(
-                        Look(step + 1, mean, exam.spearman(learner.embedder) if exam else math.nan)
-                    )
+                    agreement = exam.spearman(learner.embedder) if exam else math.nan
+                    looks.append(Look(step + 1, mean, agreement))
                     losses, since = torch.zeros_like(losses), 0
-                    progress.set_postfix_str(
-                        f"loss {mean:.4f}, Spearman {looks[-1].spearman:.3f}", refresh=False
-                    )
+                    said = f"loss {mean:.4f}, Spearman {agreement:.3f}"
+                    progress.set_postfix_str(said, refresh=False)
                 if checkpoint is not None and (last or checkpoint.pace.due):
                     values = [[look.step, look.loss, look.spearman] for look in looks]
-                    checkpoint.write(
-                        step + 1, {"looks": values, "losses": float(losses), "since": since}
-                    )
+                    notes = {"looks": values, "losses": float(losses), "since": since}
+                    checkpoint.write(step + 1, notes)
             if last and step + 1 < steps:
                 raise KeyboardInterrupt
     return learner.embedder, tuple(looks)
@@ -183,7 +168,7 @@ def distill(
 
 def fresh_draw(tid: TID, seed: int, step: int) -> Draw:
     """The draw that a batch shares: a level of the teacher's grid, noise that no other step has."""
-    generator = torch.Generator().manual_seed(stream(seed, "draw", step))
+    generator = torch.Generator().manual_seed(seed_of(seed, "draw", step))
     level = int(torch.randint(len(tid.draws), (), generator=generator))
     return Draw(tid.draws.sigmas[level], torch.randn(tid.draws.shape, generator=generator))
 
@@ -209,7 +194,7 @@ def _fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder:
     x, cond = _batch(tid, dataset, [0])
     shapes = Taps(tid.denoiser).shapes(x, cond)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(settings.seed, "embedder", 0))
+        torch.manual_seed(seed_of(settings.seed, "embedder", 0))
         return Embedder(shapes, settings.dim, settings.hidden, settings.heads)
 
 

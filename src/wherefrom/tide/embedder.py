@@ -89,6 +89,11 @@ class Embedder(nn.Module):
         self.pool = AttentionPool(dim, heads)
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, dim))
 
+    @property
+    def about(self) -> dict[str, int]:
+        """Its sizes."""
+        return {"dim": self.dim, "hidden": self.hidden, "heads": self.heads}
+
     def forward(self, streams: Streams) -> Tensor:
         tokens = [self._tokens(stream) for stream in streams]
         if self.project:

@@ -1,6 +1,4 @@
-"""Rankings: the loss that teaches a student its teacher's (Eq. 9), and how far two of
-them agree.
-"""
+"""The loss that teaches a student its teacher's rankings (Eq. 9)."""
 
 from __future__ import annotations
 
@@ -52,21 +50,3 @@ def off_diagonal(matrix: Tensor) -> Tensor:
     """A square matrix [B, B] without its diagonal, [B, B - 1]."""
     count = len(matrix)
     return matrix.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)
-
-
-def spearman(one: Tensor, other: Tensor) -> Tensor:
-    """The rank correlation of two score matrices, row by row: [Q, N] and [Q, N] to [Q]."""
-    one, other = (scores.double().argsort(1).argsort(1).double() for scores in (one, other))
-    one, other = one - one.mean(1, keepdim=True), other - other.mean(1, keepdim=True)
-    return (one * other).sum(1) / (one.norm(dim=1) * other.norm(dim=1))
-
-
-def shared_top(one: Tensor, other: Tensor, share: float = 0.02) -> Tensor:
-    """How much of its top 2 % one score matrix shares with another, row by row: [Q, N] and [Q, N]
-    to [Q].
-    """
-    top = max(1, round(share * one.shape[1]))
-    best = (scores.topk(top, 1).indices for scores in (one, other))
-    return torch.stack(
-        [torch.isin(mine, theirs).double().mean() for mine, theirs in zip(*best, strict=True)]
-    )

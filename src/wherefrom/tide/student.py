@@ -8,26 +8,26 @@ of its own.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ..artefacts.files import differing, fingerprint, load, save
-from ..attribution.attributor import Attributor, Pieces
+from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.identity import fingerprint
+from ..attribution.attributor import Attributor, Chunks
 from ..attribution.result import Attribution
+from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, length, map_cond
-from ..diffusion.batches import data_fingerprint
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
-from ..running.memory import InPieces
+from ..running.memory import InChunks
+from ..search.vectors import Dtype
 from ..tid.teacher import TID
-from .bank import Bank, Dtype
+from .bank import Bank
 from .distill import Look, Settings, distill
 from .embedder import Embedder
 
@@ -44,18 +44,24 @@ class TIDE(Attributor):
         denoiser, draws: the teacher's.
         embedder: from the activations of the denoiser's blocks to unit vectors.
         history: how it grew.
+        taught: by which teacher and how, for those who ask.
     """
 
     def __init__(
-        self, denoiser: Denoiser, draws: Draws, embedder: Embedder, history: Sequence[Look] = ()
+        self,
+        denoiser: Denoiser,
+        draws: Draws,
+        embedder: Embedder,
+        history: Sequence[Look] = (),
+        taught: Mapping[str, Any] | None = None,
     ) -> None:
         self.denoiser, self.draws, self.history = denoiser, draws, tuple(history)
         self.embedder = embedder.to(denoiser.device).requires_grad_(False)
-        self.dim = embedder.dim
+        self.dim, self.taught = embedder.dim, dict(taught or {})
         self._taps = Taps(denoiser)
         self._compiled: Any = None
         self._bank: Bank | None = None
-        self._pieces = InPieces(CHUNK if denoiser.device.type == "cuda" else CHUNK // 8)
+        self._in_chunks = InChunks(CHUNK if denoiser.device.type == "cuda" else CHUNK // 8)
 
     @classmethod
     def distill(
@@ -69,7 +75,7 @@ class TIDE(Attributor):
         hidden: int = 512,
         heads: int = 4,
         seed: int = 0,
-        store: str | os.PathLike[str] | None = None,
+        store: Folder | None = None,
     ) -> Self:
         """Teach an embedder the rankings of a fitted TID.
 
@@ -82,39 +88,34 @@ class TIDE(Attributor):
             seed: of batches, draws and initial weights.
             store: a folder to resume from; a finished distillation is returned at once.
         """
-        embedder, history = distill(
-            tid, dataset, Settings(epochs, batch_size, lr, dim, hidden, heads, seed), store
-        )
-        return cls(tid.denoiser, tid.draws, embedder, history)
+        settings = Settings(epochs, batch_size, lr, dim, hidden, heads, seed)
+        embedder, history = distill(tid, dataset, settings, store)
+        taught = {"teacher": tid.about, "distillation": dataclasses.asdict(settings)}
+        return cls(tid.denoiser, tid.draws, embedder, history, taught)
 
     @torch.no_grad()
     def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:
         """Unit vectors of images x [B, C, H, W] at every draw, or at some of them: [B, M, dim],
         float32, on the device.
         """
-        if tuple(x.shape[1:]) != self.draws.shape:
-            raise WherefromError(
-                f"the images have shape {tuple(x.shape[1:])}, the draws {self.draws.shape}: "
-                "they must be alike"
-            )
+        self.draws.check_shape(tuple(x.shape[1:]), "the batch")
         chosen = torch.arange(len(self.draws)) if draws is None else torch.as_tensor(list(draws))
         like, count = next(self.denoiser.network.parameters()), len(x)
         x, cond = x.to(like), map_cond(cond, lambda value: value.to(like.device))
         if count == 0:
             raise WherefromError("there are no images to embed: give at least one")
 
-        def part(some: Tensor) -> Tensor:
+        def chunk(some: Tensor) -> Tensor:
             item, draw = (some % count).to(like.device, non_blocking=True), chosen[some // count]
             noise = self.draws.noises[draw].to(like.dtype).to(like.device, non_blocking=True)
-            x_sigma = self.denoiser.process.add_noise(x[item], self.draws.sigmas[draw], noise)
-            return self._embedded(
-                x_sigma, self.draws.sigmas[draw], map_cond(cond, lambda value: value[item])
-            )
+            sigma = self.draws.sigmas[draw]
+            x_sigma = self.denoiser.process.add_noise(x[item], sigma, noise)
+            return self._embedded(x_sigma, sigma, map_cond(cond, lambda value: value[item]))
 
         # draw after draw, all images each: an evaluation may hold several draws, so that one query
         # is one evaluation
         with self.denoiser.frozen():
-            vectors = self._pieces(torch.arange(len(chosen) * count), part)
+            vectors = self._in_chunks(torch.arange(len(chosen) * count), chunk)
         return vectors.unflatten(0, (len(chosen), count)).transpose(0, 1)
 
     @torch.no_grad()
@@ -125,11 +126,8 @@ class TIDE(Attributor):
 
     def _embedded(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         sigma = self.denoiser.sigma_for(x_sigma, sigma)
-        forward = (
-            self._compiled
-            if self._compiled is not None and len(x_sigma) == CHUNK
-            else self._forward
-        )
+        compiled = self._compiled if len(x_sigma) == CHUNK else None
+        forward = compiled or self._forward
         with (
             torch.autocast(x_sigma.device.type, torch.bfloat16, enabled=x_sigma.is_cuda),
             listening(self._taps),
@@ -144,7 +142,7 @@ class TIDE(Attributor):
     def index(
         self,
         dataset: Dataset,
-        folder: str | os.PathLike[str] | None = None,
+        folder: Folder | None = None,
         dtype: Dtype = "float16",
         batch_size: int = 64,
     ) -> Bank:
@@ -156,17 +154,15 @@ class TIDE(Attributor):
 
     # --- as any other attributor ------------------------------------------------------------------
 
-    def fit(
-        self, dataset: Dataset, batch_size: int = 64, *, store: str | os.PathLike[str] | None = None
-    ) -> Self:
+    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Index a training set, in the folder `store` or in memory: the protocol of all
         attributors, beside `index`.
         """
         self._bank = self.index(dataset, store, batch_size=batch_size)
         return self
 
-    def pieces(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Pieces:
-        """The mean cosine of every query with every training image, in one piece."""
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The mean cosine of every query with every training image, in one chunk."""
         yield 0, self._indexed(dataset, batch_size).scores(queries)
 
     def attribute(
@@ -175,13 +171,11 @@ class TIDE(Attributor):
         """The most and the least influential training images of each query, by a search that holds
         no score for every pair.
         """
-        return dataclasses.replace(
-            self._indexed(dataset, batch_size).search(queries, top_k), about=self.about
-        )
+        return self._indexed(dataset, batch_size).search(queries, top_k)
 
     def _indexed(self, dataset: Dataset, batch_size: int) -> Bank:
         """The bank of this training set: the fitted one, or one made now."""
-        if self._bank is None or self._bank.data != data_fingerprint(dataset):
+        if self._bank is None or self._bank.store.data != data_fingerprint(dataset):
             self.fit(dataset, batch_size)
         assert self._bank is not None
         if not torch.equal(self._bank.ids, torch.arange(length(dataset))):
@@ -193,54 +187,41 @@ class TIDE(Attributor):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The method and its settings."""
-        return {"method": "TIDE", "dim": self.dim, "draws": len(self.draws)}
+        """The method and every setting that changes a number, its teacher's among them."""
+        drawn = {"draws": len(self.draws), "draws_seed": self.draws.seed}
+        return {"method": "TIDE", **drawn, **self.embedder.about, **self.taught}
 
-    # --- on disk ----------------------------------------------------------------------------------
+    # --- on disk --------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: Folder) -> None:
         """Write the student, so that `TIDE.load` gives the same embeddings."""
-        embedder = self.embedder
-        header = {
-            "kind": "tide",
-            "identity": self.identity(),
-            "draws": {
-                "shape": list(self.draws.shape),
-                "count": len(self.draws),
-                "seed": self.draws.seed,
-            },
-            "embedder": {
-                "shapes": [list(shape) for shape in embedder.shapes],
-                "dim": embedder.dim,
-                "hidden": embedder.hidden,
-                "heads": embedder.heads,
-            },
+        state = {
+            "draws": self.draws.about,
+            "embedder": {"shapes": self.embedder.shapes, **self.embedder.about},
             "history": [[look.step, look.loss, look.spearman] for look in self.history],
+            "taught": self.taught,
         }
-        save(Path(folder) / "tide.safetensors", embedder.state_dict(), header)
+        artefact = Artefact.anew(folder, "student", self.identity())
+        artefact.finish(state, embedder=self.embedder.state_dict())
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], denoiser: Denoiser) -> Self:
+    def load(cls, folder: Folder, denoiser: Denoiser) -> Self:
         """A student that was saved, for the same model."""
-        path = Path(folder) / "tide.safetensors"
-        tensors, header = load(path)
-        if header.get("kind") != "tide":
-            raise WherefromError(f"{path} holds no TIDE")
-        drawn = header["draws"]
-        embedder = Embedder(**header["embedder"])
-        embedder.load_state_dict(tensors)
-        draws = Draws(denoiser.process, tuple(drawn["shape"]), drawn["count"], drawn["seed"])
-        tide = cls(denoiser, draws, embedder, [Look(*values) for values in header["history"]])
-        differs = differing(header["identity"], tide.identity())
-        if differs:
-            raise WherefromError(f"{path} was made for another model: {differs}")
+        artefact = Artefact.open(folder, "student", "make one with tide.save(folder)")
+        state = artefact.state
+        embedder = Embedder(**state["embedder"])
+        embedder.load_state_dict(artefact.read("embedder"))
+        history = [Look(*values) for values in state["history"]]
+        draws = Draws(denoiser.process, **state["draws"])
+        tide = cls(denoiser, draws, embedder, history, state["taught"])
+        artefact.check(tide.identity(), "model")
         return tide
 
     def identity(self) -> dict[str, Any]:
         """What embeddings of this student depend on."""
         return {
             **self.denoiser.identity(),
-            "draws": fingerprint(self.draws.sigmas, self.draws.noises),
+            "draws": self.draws.fingerprint(),
             "blocks": list(self.denoiser.blocks),
             "student": fingerprint(dict(self.embedder.state_dict())),
         }

@@ -8,25 +8,56 @@ by noise level.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..attribution.result import Attribution, Ranking, ranked
+from ..attribution.result import Attribution
+from ..attribution.top import both_ends, check_top_k
 from ..data.items import Cond
 from ..diffusion.denoiser import Denoiser
-from ..diffusion.streams import Taps, listening
+from ..diffusion.draws import Draws
+from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
 
-if TYPE_CHECKING:
-    from .bank import Bank
+# noise per unit of image at which the estimate of the clean image hardly changes any more
+SETTLED = 0.1
 
-SETTLED = (
-    0.1  # noise per unit of image at which the estimate of the clean image hardly changes any more
-)
+
+class Embeds(Protocol):
+    """A model that makes vectors of images."""
+
+    denoiser: Denoiser
+    draws: Draws
+
+    def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:
+        """Unit vectors [B, M, dim] of images x [B, C, H, W] at all draws, or at some; float32, on
+        the denoiser's device.
+        """
+        ...
+
+    def vectors(self, streams: Streams) -> Tensor:
+        """Unit vectors [B, dim] of activations that were listened to."""
+        ...
+
+
+class Searched(Protocol):
+    """What a trace asks of the vectors that it compares with; `Bank` has it."""
+
+    @property
+    def student(self) -> Embeds: ...
+
+    @property
+    def ids(self) -> Tensor: ...
+
+    def __len__(self) -> int: ...
+
+    def nearest(self, vectors: Tensor, top_k: int) -> Attribution: ...
+
+    def at_draw(self, m: int, vectors: Tensor) -> Tensor: ...
 
 
 class Step(NamedTuple):
@@ -39,7 +70,7 @@ class Step(NamedTuple):
 class Trace:
     """What was found while generating; `hits` and `by_step` are there once the images are."""
 
-    def __init__(self, bank: Bank, denoiser: Denoiser, top_k: int, aligned: bool) -> None:
+    def __init__(self, bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> None:
         self.by_step: list[Step] = []  # noisiest first
         self._bank, self._denoiser, self._top_k, self._aligned = bank, denoiser, top_k, aligned
         self._taps = Taps(denoiser)
@@ -107,13 +138,13 @@ class Trace:
         self.by_step.append(Step(self._sigma, self._ranked(scores)))
 
     def _ranked(self, scores: Tensor) -> Attribution:
-        return ranked(scores, self._top_k, self._bank.ids)
+        return both_ends(scores, self._top_k, self._bank.ids)
 
 
 @contextmanager
-def traced(bank: Bank, denoiser: Denoiser, top_k: int, aligned: bool) -> Iterator[Trace]:
+def traced(bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> Iterator[Trace]:
     """See `Bank.trace`."""
-    Ranking(top_k, len(bank))  # refuses before anything is generated
+    check_top_k(top_k, len(bank))  # before anything is generated
     own = bank.student.denoiser
     if denoiser.network is not own.network and denoiser.identity() != own.identity():
         raise WherefromError(

@@ -1,0 +1,210 @@
+"""An artefact: a folder of one kind and identity, with tensors in files and a state in JSON; how
+every stage of the library keeps what it made.
+
+`artefact.json` is written last and lists the files with their checksums. What it does not list is
+not there, so a writer that is killed at any moment leaves its last whole commit and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ..errors import WherefromError
+from ..running.threads import threads
+from .files import check_folder, load, save, save_json
+from .identity import checksum, differing, plain
+
+MANIFEST = "artefact.json"
+Folder = str | os.PathLike[str]
+
+
+class _File(NamedTuple):
+    """One file of an artefact."""
+
+    name: str
+    checksum: int
+
+
+class Artefact:
+    """What one piece of work keeps; without a folder it is kept in memory, for as long as that is.
+
+    Attributes:
+        kind: what it holds, in words: "curvature", "bank".
+        identity: all that its content depends on, as JSON can hold it.
+        state: how far the work is, or whatever else JSON can hold; empty before the first commit.
+        threads: of the CPU when the work began; work that is taken up again takes as many, since
+            sums over other threads have other last bits.
+    """
+
+    def __init__(self, folder: Folder | None, kind: str, identity: Mapping[str, Any]) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.kind, self.identity = kind, plain(identity)
+        self.state: dict[str, Any] = {}
+        self.threads = torch.get_num_threads()
+        self._files: dict[str, _File] = {}  # by the name of what they hold
+        self._written: dict[str, _File] = {}  # not committed yet
+        self._held: dict[str, dict[str, Tensor]] = {}  # in memory, or mapped and found whole
+
+    # --- finding --------------------------------------------------------------------------------
+
+    @classmethod
+    def claim(cls, folder: Folder | None, kind: str, identity: Mapping[str, Any]) -> Self:
+        """The artefact of this identity: what is left there of an earlier run, or an empty one.
+
+        A folder that cannot be written to, or that holds something else, is refused.
+        """
+        wanted = cls(folder, kind, identity)
+        if wanted.folder is None:
+            return wanted
+        check_folder(wanted.folder)
+        if not there(wanted.folder):
+            return wanted
+        found = cls.open(wanted.folder, kind)
+        differs = differing(found.identity, wanted.identity)
+        if differs:
+            raise WherefromError(f"{folder} holds another {kind}: {differs}; choose another folder")
+        return found
+
+    @classmethod
+    def anew(cls, folder: Folder | None, kind: str, identity: Mapping[str, Any]) -> Self:
+        """An empty artefact, whose first commit replaces what is there of the same kind."""
+        made = cls(folder, kind, identity)
+        if made.folder is not None:
+            check_folder(made.folder)
+            if there(made.folder):
+                made._files = cls.open(made.folder, kind)._files  # which the commit takes away
+        return made
+
+    @classmethod
+    def open(cls, folder: Folder, kind: str, way: str = "make one there first") -> Self:
+        """The artefact that is in a folder; `way`: how to make one where there is none."""
+        place = Path(folder)
+        path = place / MANIFEST
+        if not path.is_file():
+            raise WherefromError(f"there is no {kind} in {place}: {way}")
+        anew = f"restore it, or delete {place} and make it again"
+        try:
+            content = json.loads(path.read_text())
+            if not isinstance(content, dict) or "wherefrom" not in content:
+                raise WherefromError(
+                    f"{path} is not a file that wherefrom wrote: choose another folder"
+                )
+            if content["wherefrom"] != kind:
+                is_now = content["wherefrom"]
+                raise WherefromError(
+                    f"{place} holds a {is_now}, not a {kind}: choose another folder"
+                )
+            found = cls(place, kind, content["identity"])
+            found.state, found.threads = dict(content["state"]), int(content["threads"])
+            found._files = {name: _File(*file) for name, file in content["files"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise WherefromError(f"{path} is damaged ({error}): {anew}") from error
+        return found
+
+    def check(self, identity: Mapping[str, Any], what: str) -> None:
+        """Refuse an artefact that is not of this model, or whatever `what` says; only what
+        `identity` names is compared.
+        """
+        mine = {name: self.identity.get(name) for name in identity}
+        differs = differing(mine, identity)
+        if differs:
+            raise WherefromError(
+                f"the {self.kind} in {self.folder} is of another {what}: {differs}"
+            )
+
+    # --- content --------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """Of what it holds."""
+        return list(self._files)
+
+    @property
+    def checksums(self) -> list[int]:
+        """Of what it holds, in the same order."""
+        return [file.checksum for file in self._files.values()]
+
+    def read(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a name; a file is mapped into memory, and looked through for damage the
+        first time.
+        """
+        if name not in self._held:
+            assert self.folder is not None
+            file = self._files[name]
+            path = self.folder / file.name
+            anew = f"restore it, or delete {self.folder} and make it again"
+            try:
+                tensors = load(path)[0]
+            except WherefromError as error:
+                raise WherefromError(f"{path} is missing, truncated or damaged: {anew}") from error
+            if _checksum(tensors) != file.checksum:
+                raise WherefromError(
+                    f"{path} is not what was written there (its checksum differs): {anew}"
+                )
+            self._held[name] = tensors
+        return self._held[name]
+
+    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors beside what is there; they count only once they are committed."""
+        if self.folder is None:
+            self._held[name] = dict(tensors)
+            self._written[name] = _File("", _checksum(tensors))
+            return
+        # what is listed stays untouched until the next commit, so that has another name
+        file = f"{name}.safetensors"
+        if name in self._files and self._files[name].name == file:
+            file = f"{name}.next.safetensors"
+        save(self.folder / file, tensors, {"kind": self.kind})
+        self._written[name] = _File(file, _checksum(tensors))
+
+    def commit(self, state: Mapping[str, Any], keep: bool = True) -> None:
+        """Make what was written count, together with a state.
+
+        `keep`: whether what was there under other names stays.
+        """
+        files = {**(self._files if keep else {}), **self._written}
+        if self.folder is not None:
+            listed = {name: list(file) for name, file in files.items()}
+            content = {"wherefrom": self.kind, "identity": self.identity, "state": dict(state)}
+            save_json(self.folder / MANIFEST, {**content, "threads": self.threads, "files": listed})
+            stale = {file.name for file in self._files.values()}
+            for file in stale - {file.name for file in files.values()}:
+                (self.folder / file).unlink(missing_ok=True)
+            for name in self._written:
+                self._held.pop(name, None)
+        self._files, self._written, self.state = files, {}, plain(state)
+
+    def discard(self) -> None:
+        """Forget what was written since the last commit."""
+        for name in self._written:
+            self._held.pop(name, None)
+        self._written = {}
+
+    def finish(self, state: Mapping[str, Any], **tensors: Mapping[str, Tensor]) -> None:
+        """Write, under their names, all there is, and commit it in place of what was there."""
+        for name, content in tensors.items():
+            self.write(name, content)
+        self.commit(state, keep=False)
+
+    @contextlib.contextmanager
+    def as_it_began(self) -> Iterator[None]:
+        """Inside, the CPU works with as many threads as when this work began."""
+        with threads(self.threads):
+            yield
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    return checksum(tensors[name] for name in sorted(tensors))
+
+
+def there(folder: Folder) -> bool:
+    """Whether a folder holds an artefact."""
+    return (Path(folder) / MANIFEST).exists()

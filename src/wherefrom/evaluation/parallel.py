@@ -1,0 +1,165 @@
+"""A named evaluation by several processes on one machine: one alone leaves a GPU waiting for
+Python.
+
+The stages are those of `counterfactual`, dealt out: all seeds are trained; each method is scored by
+a process of its own, MUCS, which unlearns query after query, by several; then seed after seed is
+retrained and compared. Everything that a stage makes is found by the next, and by a run that goes
+on after an interruption.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from ..artefacts.artefact import Folder
+from ..errors import WherefromError
+from .counterfactual import Study, claimed
+from .experiments import Data, Experiment
+from .results import Results
+from .study import slug
+
+Stage = Literal["train", "fit", "score", "part", "compare"]
+
+_PARTS = {"MUCS": 3}  # of the queries of methods that take them one by one
+_POLL = 0.2  # seconds
+
+
+class Job(NamedTuple):
+    """What one process does."""
+
+    stage: Stage
+    seed: int
+    method: str = ""
+    part: int = 0
+
+    def __str__(self) -> str:
+        number = str(self.part) if self.stage == "part" else ""
+        return "-".join(
+            word for word in (self.stage, str(self.seed), slug(self.method), number) if word
+        )
+
+
+def jobs(seeds: Sequence[int], methods: Sequence[str]) -> dict[Job, set[Job]]:
+    """Every job, and those that must be done before it."""
+    needs: dict[Job, set[Job]] = {}
+    for seed in seeds:
+        trained = Job("train", seed)
+        needs[trained] = set()
+        scored: set[Job] = set()
+        for name in methods:
+            if name in _PARTS:
+                fitted = Job("fit", seed, name)
+                parts = {Job("part", seed, name, part) for part in range(_PARTS[name])}
+                needs |= {fitted: {trained}, **{part: {fitted} for part in parts}}
+                scored |= parts
+            else:
+                scored.add(Job("score", seed, name))
+                needs[Job("score", seed, name)] = {trained}
+        needs[Job("compare", seed)] = {trained, *scored}
+    return needs
+
+
+def evaluate_in_parallel(
+    experiment: Experiment,
+    folder: Folder,
+    data: Data = None,
+    seeds: Sequence[int] = (0,),
+    methods: Sequence[str] | None = None,
+    processes: int = 8,
+) -> Results:
+    """`experiment.run`, by several processes at once.
+
+    Args:
+        experiment: which; it is sent to the processes.
+        folder: where all stages keep what they made; what a process says is in its `log`.
+        data, seeds, methods: as for `experiment.run`.
+        processes: at once, at most; only one of them retrains.
+    """
+    if processes < 1:
+        raise WherefromError(f"there must be at least one process, not {processes}")
+    names = list(experiment.methods(methods))
+    claimed(experiment.setup(data), folder, experiment.queries, experiment.coupled)
+    waiting, context = jobs(seeds, names), multiprocessing.get_context("spawn")
+    running: dict[Job, BaseProcess] = {}
+    done: set[Job] = set()
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    try:
+        while waiting or running:
+            for job in [job for job, needs in waiting.items() if needs <= done]:
+                retraining = any(other.stage == "compare" for other in running)
+                if len(running) < processes and not (job.stage == "compare" and retraining):
+                    told = (experiment, Path(folder), data, names, job, threads)
+                    running[job] = context.Process(target=_work, args=told, name=str(job))
+                    running[job].start()
+                    del waiting[job]
+            for job, process in list(running.items()):
+                if process.exitcode is None:
+                    continue
+                if process.exitcode:
+                    log = _log(Path(folder), job)
+                    raise WherefromError(f"the stage {job} failed: {_last_line(log)} (see {log})")
+                done.add(job)
+                del running[job]
+            time.sleep(_POLL)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.join()
+    # nothing is left to compute: the rows of all seeds
+    return experiment.run(folder, data, seeds, methods)
+
+
+def _work(
+    experiment: Experiment, folder: Path, data: Data, names: list[str], job: Job, threads: int
+) -> None:
+    """One job, in a process of its own."""
+    log = _log(folder, job)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as file, contextlib.redirect_stdout(file):
+        sys.stderr = file
+        torch.set_num_threads(threads)
+        try:
+            _do(experiment, folder, data, names, job)
+        except WherefromError as error:
+            print(error, file=file)
+            sys.exit(1)
+
+
+def _do(experiment: Experiment, folder: Path, data: Data, names: list[str], job: Job) -> None:
+    if job.stage == "compare":
+        experiment.run(folder, data, [job.seed], names)
+        return
+    setup = experiment.setup(data)
+    evaluation = claimed(setup, folder, experiment.queries, experiment.coupled)
+    size = experiment.batch_size
+    study = Study(setup, evaluation, job.seed, experiment.queries, batch_size=size)
+    if job.stage == "train":
+        study.images()
+        return
+    method = experiment.methods([job.method])[job.method]
+    if job.stage == "fit":
+        study.fit(job.method, method)
+    elif job.stage == "part":
+        study.score_part(job.method, method, job.part, _PARTS[job.method])
+    else:
+        study.scores(job.method, method)
+
+
+def _log(folder: Path, job: Job) -> Path:
+    return folder / "log" / f"{job}.txt"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text().strip().splitlines() if log.exists() else []
+    return lines[-1].strip() if lines else "it said nothing"

@@ -1,0 +1,219 @@
+"""The folder of an evaluation: where every stage of every seed keeps what it made, known here and
+nowhere else.
+
+`Evaluation` and `SeedFolder` read; what computes is `counterfactual` and `lds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..artefacts.artefact import Artefact, Folder, there
+from ..artefacts.identity import fingerprint
+from ..errors import WherefromError
+from .results import Results
+
+_EVALUATION, _SCORES, _IMAGES = "evaluation", "table of scores", "set of generated images"
+_REMOVED = "list of removals"
+
+
+class Cost(NamedTuple):
+    """What a method took in one seed."""
+
+    once: float  # seconds
+    queries: float  # seconds, for all of them
+    kept: int  # bytes on disk
+
+
+class Evaluation:
+    """All seeds of an evaluation, as they are on disk."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = Path(folder)
+
+    def claim(self, identity: Mapping[str, Any]) -> None:
+        """Make the folder one of these settings, or refuse if it is one of others."""
+        artefact = Artefact.claim(self.folder, _EVALUATION, identity)
+        if not there(self.folder):
+            artefact.commit({})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the evaluation was made with."""
+        return Artefact.open(self.folder, _EVALUATION, "run `wherefrom evaluate` first").identity
+
+    @property
+    def table(self) -> Path:
+        """Where the rows of all seeds are."""
+        return self.folder / "results.csv"
+
+    def results(self) -> Results:
+        """The rows of all seeds."""
+        return Results.load(self.table)
+
+    def add(self, rows: Results) -> None:
+        """Add rows to the table; they replace older ones of the same."""
+        known = self.results().updated(rows) if self.table.exists() else rows
+        known.save(self.table)
+
+    def seed(self, seed: int) -> SeedFolder:
+        """One of its seeds."""
+        return SeedFolder(self.folder / f"seed-{seed}")
+
+    def report(self) -> Path:
+        """Where tables and figures go."""
+        return self.folder / "report"
+
+
+class SeedFolder:
+    """What one seed has made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # --- networks and images --------------------------------------------------------------------
+
+    @property
+    def model(self) -> Path:
+        """Of the network that saw everything."""
+        return self.folder / "model"
+
+    def retraining(self, *keeps: Tensor) -> Path:
+        """Of networks that see only some images, until these are trained."""
+        return self.folder / "retraining" / fingerprint([fingerprint(keep) for keep in keeps])
+
+    def queries(self) -> Artefact:
+        """The images that the full network generated."""
+        return Artefact.claim(self.folder / "queries", _IMAGES, {"of": "all"})
+
+    def regenerated(self, key: str) -> Artefact:
+        """The images generated after a removal, known by the fingerprint of what was removed."""
+        return Artefact.claim(self.folder / "regenerated" / key, _IMAGES, {"removed": key})
+
+    def similarity(self, key: str, metric: str) -> Artefact:
+        """How alike those are to the original ones by a metric."""
+        place = self.folder / "similarities" / f"{key}-{slug(metric)}"
+        return Artefact.claim(place, "list of similarities", {"removed": key, "metric": metric})
+
+    def subset(self, key: str) -> Artefact:
+        """The losses on the queries of a network that was trained on a subset."""
+        return Artefact.claim(self.folder / "subsets" / key, "list of losses", {"subset": key})
+
+    def images(self) -> Tensor:
+        """The images that the full network generated, [Q, C, H, W]."""
+        return self._read(self.queries(), "images")
+
+    def images_after(self, method: str, fraction: float) -> Tensor:
+        """The images generated after a method's removal, [Q, C, H, W]."""
+        found = self._removals().state.get(_removal(method, fraction))
+        if found is None:
+            raise WherefromError(
+                f"{self.folder} has no regenerated images of {method} at {100 * fraction:g} %"
+            )
+        return self._read(self.regenerated(found), "images")
+
+    def note(self, removals: Mapping[tuple[str, float], str]) -> None:
+        """Write down which images were removed for whom, for those who look at the folder."""
+        known, listed = self._removals(), {_removal(*key): one for key, one in removals.items()}
+        known.commit({**known.state, **listed})
+
+    def _removals(self) -> Artefact:
+        return Artefact.claim(self.folder / "removals", _REMOVED, {})
+
+    # --- scores ---------------------------------------------------------------------------------
+
+    def method(self, name: str, settings: str = "") -> Path:
+        """What a method keeps for itself."""
+        return self.folder / "methods" / _named(name, settings)
+
+    def claim_scores(
+        self,
+        name: str,
+        settings: str,
+        identity: Mapping[str, Any],
+        part: tuple[int, int] | None = None,
+    ) -> Artefact:
+        """The scores of a method of these settings, there or to be computed: of all queries, or of
+        one part of them, said by its number and how many there are.
+        """
+        place = self._scores(name, settings)
+        if part is not None:
+            place = place / f"part-{part[0]}-of-{part[1]}"
+        return Artefact.claim(place, _SCORES, identity)
+
+    def parts_of_scores(self, name: str, settings: str) -> list[Artefact]:
+        """The scores of all parts of the queries; none where one is missing."""
+        for first in sorted(self._scores(name, settings).glob("part-0-of-*")):
+            count = int(first.name.rsplit("-", 1)[1])
+            places = [first.parent / f"part-{number}-of-{count}" for number in range(count)]
+            if all(there(place) for place in places):
+                return [Artefact.open(place, _SCORES) for place in places]
+        return []
+
+    def scores(self, name: str, settings: str) -> Tensor:
+        """The scores [Q, N] of a method of these settings."""
+        way = f"run the evaluation with {name} first"
+        kept = Artefact.open(self._scores(name, settings), _SCORES, way)
+        return kept.read("scores")["scores"]
+
+    def has_scores(self, name: str, settings: str) -> bool:
+        """Whether a method of these settings was run."""
+        return there(self._scores(name, settings))
+
+    def _scores(self, name: str, settings: str) -> Path:
+        return self.folder / "scores" / _named(name, settings)
+
+    def cost(self, name: str, settings: str) -> Cost | None:
+        """What a method took, if it was run."""
+        if not self.has_scores(name, settings):
+            return None
+        seconds = Artefact.open(self._scores(name, settings), _SCORES).state["seconds"]
+        kept = [
+            place for place in (self.method(name, settings), self.method(name)) if place.exists()
+        ]
+        files = (path for place in kept[:1] for path in place.rglob("*") if path.is_file())
+        return Cost(seconds["fit"], seconds["score"], sum(path.stat().st_size for path in files))
+
+    def training_images(self) -> int | None:
+        """The size of the training set, as any scores have it."""
+        for place in sorted((self.folder / "scores").glob("*")):
+            if there(place):
+                return int(Artefact.open(place, _SCORES).state["images"])
+        return None
+
+    def _read(self, artefact: Artefact, name: str) -> Tensor:
+        if not artefact.state:
+            raise WherefromError(f"there are no {name} in {artefact.folder}: run the evaluation")
+        return artefact.read(name)["images"]
+
+
+def join_parts(parts: list[Artefact]) -> tuple[Tensor, dict[str, float]]:
+    """The scores [Q, N] of parts of the queries, every n-th from the first, the second, ... on, and
+    the seconds that they took together.
+    """
+    rows = [part.read("scores")["scores"] for part in parts]
+    whole = torch.empty(sum(len(some) for some in rows), rows[0].shape[1])
+    for number, some in enumerate(rows):
+        whole[number :: len(rows)] = some
+    spent = [part.state["seconds"] for part in parts]
+    # every part waits for the same fit
+    score = sum(seconds["score"] for seconds in spent)
+    return whole, {"fit": max(seconds["fit"] for seconds in spent), "score": score}
+
+
+def slug(name: str) -> str:
+    """A name as a file's name."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")
+
+
+def _named(name: str, settings: str) -> str:
+    return f"{slug(name)}-{settings}" if settings else slug(name)
+
+
+def _removal(method: str, fraction: float) -> str:
+    return f"{method} {fraction:g}"

@@ -1,0 +1,213 @@
+"""The curvature of a model: Kronecker factors of every part's gradients, estimated from training
+images at all draws, and the roots of their damped inverses (Eqs. 6 and 12).
+
+It is fitted once, kept as an artefact, and shared by whatever compares gradients under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.pace import Pace
+from ..data.fingerprint import data_fingerprint
+from ..data.items import Cond, Dataset, item_shape, length
+from ..diffusion.draws import resampled_cotangent
+from ..errors import WherefromError
+from ..layers.kinds import Factors, Part
+from ..running.memory import Budget
+from ..running.progress import bar
+from .kernel import Normalize, Roots, weights
+from .moments import Moments
+from .probe import Probe, one_of
+
+CurvatureKind = Literal["empirical", "sampled", "identity"]
+
+
+class Curvature:
+    """A and B of every part of a probe's gradients.
+
+    Args:
+        probe: whose gradients they are the second moments of.
+        kind: "empirical": of the gradients compared; "sampled": output gradients of a resampled
+            target, the MC-GGN (RQ5); "identity": no curvature at all.
+        normalize: how factors are normalised before they are summed.
+        damping: added to each factor, as a share of its mean eigenvalue.
+    """
+
+    def __init__(
+        self, probe: Probe, kind: CurvatureKind, normalize: Normalize, damping: float
+    ) -> None:
+        one_of("curvature", kind, get_args(CurvatureKind))
+        one_of("normalize", normalize, get_args(Normalize))
+        if not damping > 0:
+            raise WherefromError(f"damping must be above 0, not {damping}")
+        self.probe, self.kind, self.normalize, self.damping = probe, kind, normalize, damping
+        self.images = 0  # that it was estimated from
+        self._moments: Moments | None = None
+        self._roots: dict[str, Roots] | None = None
+        self._identity: dict[str, Any] = {}  # of what was fitted
+
+    @property
+    def observations(self) -> int:
+        """Images times draws that it was estimated from."""
+        return self.images * len(self.probe.draws)
+
+    @property
+    def roots(self) -> dict[str, Roots]:
+        """The roots of every part's inverse curvature, by name; None is the identity."""
+        self.check_fitted()
+        assert self._roots is not None
+        return self._roots
+
+    def check_fitted(self) -> None:
+        """Refuse to go on without a curvature."""
+        if self._roots is None:
+            raise WherefromError(
+                "there is no curvature yet: call fit(dataset) first, or load a saved one"
+            )
+
+    def moment(self, part: str, side: Literal["a", "b"]) -> Tensor:
+        """A or B of a part: a symmetric matrix, or a vector where it is diagonal."""
+        if self._moments is None:
+            raise WherefromError(f"there is no second moment of {part}: fit a curvature first")
+        return self._moments.matrix(part, side)
+
+    def identity(self) -> dict[str, Any]:
+        """What it depends on beside the data."""
+        return {**self.probe.identity(), "normalize": self.normalize, "curvature": self.kind}
+
+    # --- fitting --------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        budget: Budget,
+        samples: int | None = None,
+        store: Folder | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Estimate it from training images and all draws.
+
+        Args:
+            dataset: the training images.
+            batch_size: images in a pass, at most.
+            budget: the memory to work in.
+            samples: from how many images, chosen at random under the draws' seed; None: all.
+            store: a folder to keep it in, and to resume from.
+            about: settings that are kept beside it, for whoever loads it.
+        """
+        probe, chosen = self.probe, self._chosen(dataset, samples)
+        self.images = len(chosen)
+        data = {"images": len(chosen), "data": data_fingerprint(dataset)}
+        self._identity = {**self.identity(), **data}
+        if self.kind == "identity":
+            self._moments, self._roots = None, {part.name: (None, None) for part in probe.parts}
+            if store is not None:
+                self.save(store, about)
+            return self
+        moments = self._empty()
+        artefact = Artefact.claim(store, "curvature", self._identity)
+        start, size = 0, budget.fitting(batch_size, probe.image_bytes(dataset))
+        if artefact.state:
+            moments.restore(artefact.read("moments"), artefact.state["counts"])
+            # the same batches give the same sums
+            start, size = int(artefact.state["done"]), int(artefact.state["batch"])
+        probe.prepare(size, len(chosen))
+        pace, draws = Pace(), len(probe.draws)
+        with (
+            artefact.as_it_began(),
+            probe.denoiser.frozen(),
+            bar(len(chosen) * draws, "curvature", "image", initial=start * draws) as progress,
+        ):
+            for place in range(start, len(chosen), size):
+                indices = chosen[place : place + size].tolist()
+                x, cond = probe.read(dataset, indices)
+                for m in range(draws):
+                    self._add(moments, x, cond, m, indices)
+                    progress.update(len(indices))
+                if not moments.finite:  # once a batch: the question waits for the device
+                    probe.diagnose(x, cond, range(draws), "train", indices)
+                done = place + len(indices)
+                if store is not None and (pace.due or done == len(chosen)):
+                    with pace.writing():
+                        state = self._state(moments, about, done=done, batch=size)
+                        artefact.finish(state, moments=moments.sums)
+        self._take(moments)
+        return self
+
+    def _chosen(self, dataset: Dataset, samples: int | None) -> Tensor:
+        count = length(dataset)
+        self.probe.check_shape(item_shape(dataset), "the data set")
+        if samples is None:
+            return torch.arange(count)
+        if not 1 <= samples <= count:
+            raise WherefromError(
+                f"samples must be from 1 to the {count} items of the data set, not {samples}"
+            )
+        generator = torch.Generator().manual_seed(self.probe.draws.seed)
+        return torch.randperm(count, generator=generator)[:samples].sort().values
+
+    def _add(self, moments: Moments, x: Tensor, cond: Cond, m: int, indices: list[int]) -> None:
+        normalize, sampled = self.normalize, self.kind == "sampled"
+
+        def observed(part: Part, factors: Factors) -> None:
+            scale = weights(part, factors, normalize)
+            moments.add_inputs(part, factors, scale[0])
+            if not sampled:
+                moments.add_outputs(part, factors, scale[1])
+
+        def resampled(part: Part, factors: Factors) -> None:
+            moments.add_outputs(part, factors, weights(part, factors, normalize)[1])
+
+        self.probe.run(x, cond, m, "train", indices, observed)
+        if sampled:
+            own = [resampled_cotangent(self.probe.draws, index, m) for index in indices]
+            noise = torch.stack(own).to(x)
+            self.probe.run(x, cond, m, "train", indices, resampled, lambda _: noise)
+
+    def _empty(self) -> Moments:
+        dtype = torch.promote_types(self.probe.dtype, torch.float32)
+        return Moments(self.probe.parts, self.probe.denoiser.device, dtype)
+
+    def _take(self, moments: Moments) -> None:
+        self._moments, self._roots = moments, moments.roots(self.damping, self.probe.dtype)
+
+    # --- on disk --------------------------------------------------------------------------------
+
+    def _state(
+        self, moments: Moments | None, about: Mapping[str, Any] | None, **how_far: int
+    ) -> dict[str, Any]:
+        counts = {} if moments is None else moments.counts
+        drawn = self.probe.draws.about
+        return {"about": dict(about or {}), "draws": drawn, "counts": counts, **how_far}
+
+    def save(self, folder: Folder, about: Mapping[str, Any] | None = None) -> None:
+        """Write it, as `fit(store=folder)` does; `about`: settings to keep beside it."""
+        self.check_fitted()
+        artefact = Artefact.anew(folder, "curvature", self._identity)
+        moments, sums = self._moments, {} if self._moments is None else self._moments.sums
+        artefact.finish(self._state(moments, about, done=self.images, batch=1), moments=sums)
+
+    def load(self, artefact: Artefact) -> Self:
+        """Take up one that was kept, of the same model; an unfinished one is refused."""
+        artefact.check(self.identity(), "model")
+        self.images, done = int(artefact.identity["images"]), int(artefact.state["done"])
+        self._identity = artefact.identity
+        if done < self.images:
+            raise WherefromError(
+                f"the curvature in {artefact.folder} was interrupted after {done} of {self.images} "
+                "images: call fit(dataset, store=...) again with this folder to finish it"
+            )
+        if self.kind == "identity":
+            self._roots = {part.name: (None, None) for part in self.probe.parts}
+            return self
+        moments = self._empty()
+        moments.restore(artefact.read("moments"), artefact.state["counts"])
+        self._take(moments)
+        return self

@@ -1,0 +1,61 @@
+"""A table: a title, a head and rows of text, which writes itself as Markdown and as CSV; and how
+numbers are written in one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..artefacts.files import save_bytes
+from ..evaluation.statistics import Estimate, Interval
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """As Markdown, the title above."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return f"**{self.title}**\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def csv(self) -> str:
+        """As CSV, without the title."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.head, *self.rows])
+        return text.getvalue()
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write both."""
+        save_bytes(folder / f"{name}.md", self.markdown().encode())
+        save_bytes(folder / f"{name}.csv", self.csv().encode())
+
+
+def number(value: float) -> str:
+    """Three digits, without the zero before the point."""
+    return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def estimated(value: Estimate) -> str:
+    """A mean with its standard error, where there is one."""
+    if value.count < 2:
+        return number(value.mean)
+    return f"{number(value.mean)} ± {number(value.error)}"
+
+
+def within(value: Interval) -> str:
+    """A 95 % interval."""
+    return f"[{number(value.low)}, {number(value.high)}]"
+
+
+def seeds_said(count: int) -> str:
+    """How many seeds, in words."""
+    return "1 seed" if count == 1 else f"{count} seeds"

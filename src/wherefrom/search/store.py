@@ -1,0 +1,406 @@
+"""Vectors of training images at rest, one for each image and draw: embeddings, projected gradients,
+losses.
+
+They lie in shards of about 64 MiB, in a folder that is an artefact or in memory. Items are known by
+ids: their places in the data set, and on from there for those appended later. An id is never given
+twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import torch
+from torch import Tensor
+
+from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.identity import fingerprint
+from ..attribution.result import Attribution
+from ..attribution.top import TopK
+from ..data.fingerprint import data_fingerprint
+from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
+from ..errors import WherefromError
+from ..running.memory import free_memory
+from ..running.progress import bar
+from .vectors import Dtype, Vectors, join
+from .writer import Writer
+
+# x [B, C, H, W], its condition and its places in the data set to vectors [B, M, d]
+Make = Callable[[Tensor, Cond, Sequence[int]], Tensor]
+
+_SHARD = 64 * 2**20  # bytes
+_LONG = 60.0  # seconds after which a shard is closed though it is not full
+_SCORES = 2**24  # elements of the largest chunk of the score matrix that is held
+
+
+class VectorStore:
+    """The vectors of items at M draws; `VectorStore.build` or `VectorStore.open` makes one."""
+
+    def __init__(self, artefact: Artefact) -> None:
+        self.artefact = artefact
+        state = artefact.state
+        self.draws, self.dim = int(state["draws"]), int(state["dim"])
+        self.dtype: Dtype = artefact.identity["dtype"]
+        self._batch_size = int(state["batch_size"])  # the same batches give the same bits
+        self._counts: list[int] = list(state["counts"])  # items of each shard
+        self._deleted: list[int] = list(state["deleted"])  # ids, ascending
+        self._resident: Vectors | None = None
+
+    # --- making ---------------------------------------------------------------------------------
+
+    @classmethod
+    def build(
+        cls,
+        kind: str,
+        dataset: Dataset,
+        make: Make,
+        dim: int,
+        identity: Mapping[str, Any],
+        folder: Folder | None = None,
+        *,
+        draws: int = 1,
+        dtype: Dtype = "float32",
+        batch_size: int = 64,
+        label: str = "indexing",
+    ) -> Self:
+        """Make the vectors of all items; a build that was interrupted in the folder goes on, a
+        finished one is read.
+
+        Args:
+            kind: what the vectors are, in words.
+            dataset: the items.
+            make: their vectors [B, M, dim], batch by batch.
+            dim: numbers of a vector.
+            identity: what they depend on beside the data; a folder of another one is refused.
+            folder: where to keep them; None: in memory.
+            draws: vectors of an item.
+            dtype: how they are kept.
+            batch_size: items in a batch.
+            label: of the progress bar.
+        """
+        check_batch_size(batch_size)
+        if dtype not in get_args(Dtype):
+            choices = ", ".join(get_args(Dtype))
+            raise WherefromError(f"dtype is {dtype!r}; choose one of {choices}")
+        count = length(dataset)
+        about = {"data": data_fingerprint(dataset), "images": count, "dtype": dtype}
+        artefact = Artefact.claim(folder, kind, {**identity, **about})
+        if not artefact.state:
+            artefact.state = {"draws": draws, "dim": dim, "batch_size": batch_size}
+            artefact.state |= {"counts": [], "deleted": []}
+        store = cls(artefact)
+        if store.given < count:
+            with artefact.as_it_began():
+                store._fill(dataset, make, store.given, label, one_by_one=True)
+        return store
+
+    @classmethod
+    def open(cls, folder: Folder, kind: str, way: str) -> Self:
+        """A store that was built in a folder; `way`: how to build or finish one."""
+        artefact = Artefact.open(folder, kind, way)
+        try:
+            store = cls(artefact)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WherefromError(
+                f"the {kind} in {folder} is damaged ({error}): restore it, or delete {folder} and "
+                "make it again"
+            ) from error
+        if store.given < store.images:
+            raise WherefromError(
+                f"the {kind} in {folder} holds {store.given} of {store.images} images, its build "
+                f"was interrupted: {way}"
+            )
+        return store
+
+    def append(self, dataset: Dataset, make: Make, label: str) -> Tensor:
+        """Add items and return their ids [n]; if it is interrupted, the store is what it was."""
+        self.refuse_stale()
+        first = self.given
+        try:
+            self._fill(dataset, make, 0, label, one_by_one=False)
+        except BaseException:
+            self.artefact.discard()
+            raise
+        return torch.arange(first, self.given)
+
+    def delete(self, ids: Tensor | Iterable[int]) -> None:
+        """Never find these items again; their vectors stay until the store is built anew."""
+        self.refuse_stale()
+        self._commit(self._counts, sorted({*self._deleted, *self.known(ids).tolist()}))
+
+    def _fill(self, dataset: Dataset, make: Make, done: int, label: str, one_by_one: bool) -> None:
+        """Make the vectors of items from `done` on and write them as further shards, while the next
+        are computed; each counts as soon as it is whole, or all together at the end.
+        """
+        shape, total = item_shape(dataset), length(dataset)
+        counts = list(self._counts)
+
+        def write(vectors: Vectors) -> None:
+            self.artefact.write(_shard(len(counts)), vectors.tensors())
+            counts.append(vectors.count)
+            if one_by_one:
+                self._commit(list(counts), self._deleted)
+
+        def made(places: range) -> Vectors:
+            vectors = make(*read(dataset, places, shape), places)
+            finite = torch.isfinite(vectors).flatten(1).all(1).cpu()
+            if not bool(finite.all()):
+                bad = places[int((~finite).nonzero()[0])]
+                raise WherefromError(
+                    f"{label}: item {bad} gives numbers that are not finite: look at that image "
+                    "and at the model"
+                )
+            return Vectors.encode(vectors, self.dtype).to("cpu")
+
+        with Writer() as writer, bar(total, label, "image", initial=done) as progress:
+            while done < total:
+                end, began, parts = min(done + self._shard_items, total), time.monotonic(), []
+                while done < end:
+                    places = range(done, min(done + self._batch_size, end))
+                    parts.append(made(places))
+                    done = places.stop
+                    progress.update(len(places))
+                    writer.check()
+                    if time.monotonic() - began >= _LONG:
+                        break  # small vectors that take long: what was done must not be lost
+                writer.submit(partial(write, join(parts)))
+        if not one_by_one:
+            self._commit(counts, self._deleted)
+
+    def _commit(self, counts: list[int], deleted: list[int]) -> None:
+        how = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
+        self.artefact.commit({**how, "counts": counts, "deleted": deleted})
+        self._counts, self._deleted = counts, deleted
+        self._resident = None
+
+    # --- contents -------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path | None:
+        return self.artefact.folder
+
+    @property
+    def data(self) -> str:
+        """The fingerprint of the data set that it was built of."""
+        return str(self.artefact.identity["data"])
+
+    @property
+    def images(self) -> int:
+        """Items of that data set; there are fewer until it is built, and more once others are
+        appended.
+        """
+        return int(self.artefact.identity["images"])
+
+    @property
+    def given(self) -> int:
+        """How many ids were given so far: 0, 1, ..., those of deleted items among them."""
+        return sum(self._counts)
+
+    def __len__(self) -> int:
+        return self.given - len(self._deleted)
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids of the items that are there, ascending: [N] int64."""
+        return self._alive().nonzero().flatten()
+
+    def shards(self) -> Iterator[tuple[int, Vectors]]:
+        """The first id and the vectors of shard after shard, deleted items among them."""
+        first = 0
+        for number, count in enumerate(self._counts):
+            yield first, self._read(number)
+            first += count
+
+    def rows(self) -> Iterator[tuple[int, Tensor]]:
+        """The first id and the only vectors [n, d] of shard after shard, float32, of a store of one
+        draw.
+        """
+        for first, shard in self.shards():
+            yield first, shard.decode()[:, 0]
+
+    def vectors(self, ids: Tensor | Iterable[int]) -> Tensor:
+        """The vectors of some items, as they are stored: [n, M, d] float32 on the CPU."""
+        wanted = self.known(ids)
+        result, first = torch.empty(len(wanted), self.draws, self.dim), 0
+        for number, count in enumerate(self._counts):
+            here = ((wanted >= first) & (wanted < first + count)).nonzero().flatten()
+            if len(here):
+                result[here] = self._read(number).rows(wanted[here] - first).decode()
+            first += count
+        return result
+
+    def identity(self) -> dict[str, Any]:
+        """What an index over these vectors depends on."""
+        vectors = fingerprint(self.artefact.checksums)
+        return {**self.artefact.identity, "vectors": vectors, "ids": fingerprint(self._deleted)}
+
+    def refuse_stale(self) -> None:
+        """Refuse to go on from what somebody else has changed meanwhile."""
+        if self.folder is None:
+            return
+        if Artefact.open(self.folder, self.artefact.kind).state != self.artefact.state:
+            raise WherefromError(
+                f"the {self.artefact.kind} in {self.folder} was changed by somebody else since it "
+                "was opened: open it again"
+            )
+
+    # --- exact search ---------------------------------------------------------------------------
+
+    def chosen_draws(self, draws: int | Sequence[int] | None) -> list[int]:
+        """The draws that are meant, once it is clear that there is something to search.
+
+        None: all; a number: so many, evenly spaced; or a list of indices.
+        """
+        if len(self) == 0:
+            raise WherefromError(
+                f"every item of this {self.artefact.kind} was deleted: append others before "
+                "searching it"
+            )
+        count = self.draws
+        if draws is None:
+            return list(range(count))
+        if isinstance(draws, int):
+            if not 1 <= draws <= count:
+                raise WherefromError(
+                    f"draws must be from 1 to the {count} of this {self.artefact.kind}, not {draws}"
+                )
+            if draws == 1:
+                return [(count - 1) // 2]
+            return [place * (count - 1) // (draws - 1) for place in range(draws)]
+        chosen = list(draws)
+        once = len(set(chosen)) == len(chosen)
+        if not chosen or not once or not all(m in range(count) for m in chosen):
+            raise WherefromError(
+                f"draws must be different indices from 0 to {count - 1}, not {chosen}"
+            )
+        return chosen
+
+    def scan(
+        self, vectors: Tensor, draws: Sequence[int], device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids [n] and scores [Q, n] of the items that are there, in order, on a device, chunk after
+        chunk.
+
+        A score is the mean inner product with vectors [Q, m, d] over these draws.
+        """
+        if vectors.shape[1:] != (len(draws), self.dim):
+            raise WherefromError(
+                f"the vectors have shape {tuple(vectors.shape)}; those of {len(draws)} draws are "
+                f"[Q, {len(draws)}, {self.dim}]"
+            )
+        half = device.type == "cuda" and self.dtype != "float32"
+        queries = vectors.to(device, torch.float16 if half else torch.float32)
+        queries = queries.transpose(0, 1)  # [m, Q, d]
+        alive = self._alive().to(device) if self._deleted else None
+        chunk = max(1, _SCORES // max(1, len(vectors)))
+        with bar(self.given, "searching", "image", delay=2) as progress:
+            for first, stored in self._on(device):
+                for start in range(0, stored.count, chunk):
+                    some = stored.rows(slice(start, start + chunk))
+                    scores = some.dot(queries, draws).div_(len(draws))
+                    ids = torch.arange(first + start, first + start + some.count, device=device)
+                    if alive is not None:
+                        kept = alive[ids]
+                        ids, scores = ids[kept], scores[:, kept]
+                    if len(ids):
+                        yield ids, scores
+                    progress.update(some.count)
+
+    def nearest(
+        self,
+        vectors: Tensor,
+        top_k: int,
+        draws: Sequence[int],
+        device: torch.device,
+        about: Mapping[str, Any],
+    ) -> Attribution:
+        """Both ends of the ranking by `scan`."""
+        top = TopK(top_k, len(self))
+        for ids, scores in self.scan(vectors, draws, device):
+            top.add(ids, scores)
+        return top.result(about)
+
+    def _on(self, device: torch.device) -> Iterator[tuple[int, Vectors]]:
+        """Shard after shard, or all at once where the device can hold them."""
+        if self._resident is not None and self._resident.values.device != device:
+            self._resident = None
+        if self._resident is None and self._fits(device):
+            self._resident = self._loaded(device)
+        if self._resident is None:
+            yield from self.shards()
+        else:
+            yield 0, self._resident
+
+    def _fits(self, device: torch.device) -> bool:
+        return device.type == "cuda" and self.given * self._item_bytes <= free_memory(device) // 2
+
+    def _loaded(self, device: torch.device) -> Vectors:
+        """All vectors on a device, there item after item, so that a score is one inner product."""
+        dtype = getattr(torch, self.dtype)
+        values = torch.empty(self.given, self.draws, self.dim, dtype=dtype, device=device)
+        scales = None
+        if self.dtype == "int8":
+            scales = torch.empty(self.given, self.draws, device=device)
+        for first, shard in self.shards():
+            stored = shard.to(device)
+            values[first : first + stored.count] = stored.values.transpose(0, 1)
+            if scales is not None and stored.scales is not None:
+                scales[first : first + stored.count] = stored.scales.T
+        return Vectors(values.transpose(0, 1), None if scales is None else scales.T)
+
+    # --- sizes and checks -----------------------------------------------------------------------
+
+    @property
+    def _item_bytes(self) -> int:
+        width = self.dim * getattr(torch, self.dtype).itemsize + (4 if self.dtype == "int8" else 0)
+        return self.draws * width
+
+    @property
+    def _shard_items(self) -> int:
+        """Items of a full shard: whole batches, unless one alone is larger than a shard."""
+        most, batch = max(1, _SHARD // self._item_bytes), self._batch_size
+        return max(most // batch * batch, min(most, batch))
+
+    def _read(self, number: int) -> Vectors:
+        vectors = Vectors(**self.artefact.read(_shard(number)))
+        shape = (self.draws, self._counts[number], self.dim)
+        if vectors.values.shape != shape or vectors.values.dtype != getattr(torch, self.dtype):
+            raise WherefromError(
+                f"shard {number} of the {self.artefact.kind} in {self.folder} is not of the shape "
+                f"that its list says: restore it, or delete {self.folder} and make it again"
+            )
+        return vectors
+
+    def _alive(self) -> Tensor:
+        alive = torch.ones(self.given, dtype=torch.bool)
+        alive[self._deleted] = False
+        return alive
+
+    def known(self, ids: Tensor | Iterable[int]) -> Tensor:
+        """Ids as [n] int64, each of an item that is there."""
+        wanted = torch.as_tensor(ids if isinstance(ids, Tensor) else list(ids)).flatten().cpu()
+        if len(wanted) and (wanted.is_floating_point() or wanted.dtype == torch.bool):
+            raise WherefromError(
+                f"ids are whole numbers, not {wanted.dtype}: `ids` lists those that are there"
+            )
+        wanted, kind = wanted.long(), self.artefact.kind
+        outside = wanted[(wanted < 0) | (wanted >= self.given)]
+        if len(outside):
+            raise WherefromError(
+                f"the {kind} has no item {int(outside[0])}: its ids go from 0 to {self.given - 1}"
+            )
+        gone = wanted[~self._alive()[wanted]]
+        if len(gone):
+            raise WherefromError(
+                f"item {int(gone[0])} was deleted from the {kind} before: `ids` lists those that "
+                "are there"
+            )
+        return wanted
+
+
+def _shard(number: int) -> str:
+    return f"shard-{number:05d}"
