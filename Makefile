@@ -1,4 +1,5 @@
-# Two commands do everything, from nothing: `make demo` and `make test`. Each sets up .venv first; a second run finds it ready.
+# Two commands do everything, from nothing: `make demo` and `make test`. Each sets up .venv first; a
+# second run finds it ready.
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -19,8 +20,9 @@ lint: $(READY)
 types: $(READY)
 	$(RUN)mypy
 
+# two processes of one thread each: files of tests are dealt out to them whole
 unit: $(READY)
-	$(RUN)pytest
+	$(RUN)pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 format: $(READY)
 	$(RUN)ruff check --fix .
@@ -28,11 +30,12 @@ format: $(READY)
 
 # the stamp is written last: an interrupted set-up is taken up again
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "wherefrom needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "wherefrom needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-# without dependencies: kronfluence declares a torchvision that it never imports and that, unless pinned too, replaces torch;
-# torchmetrics is only compared with
+# without dependencies: kronfluence declares a torchvision that it never imports and that, unless
+# pinned too, replaces torch; torchmetrics is only compared with
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
 		kronfluence accelerate einconv einops opt_einsum psutil torchmetrics lightning-utilities
 	@touch $(READY)

@@ -1,15 +1,53 @@
-"""Fixtures that the tests share."""
+"""Fixtures that the tests share, and the state of the process that no test may leave changed.
+
+Tests and the processes they start work with one thread: on small networks that is several times as
+fast as two, and sums over other threads have other last bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
+import sklearn.datasets  # noqa: F401 (takes of Python's random numbers when it is first imported)
 import torch
 
 import wherefrom
 from helpers import PROCESSES
+from process_state import leaving_nothing
 from worlds import World, make_world
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
+torch.set_num_threads(1)
+torch.manual_seed(0)
+_RANDOM = torch.get_rng_state()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, a file is one's, so that its fixtures are made once;
+    so are all tests of the trained world, which come first, as they take longest.
+    """
+    for item in items:
+        fixtures = getattr(item, "fixturenames", [])
+        group = "world" if "world" in fixtures else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: "world" not in getattr(item, "fixturenames", []))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    with leaving_nothing(request.node.name):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _a_test_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_rng_state()
+    torch.set_rng_state(_RANDOM)  # so that no test's numbers depend on those before it
+    with leaving_nothing(request.node.name):
+        yield
+    torch.set_rng_state(before)
 
 
 @pytest.fixture(params=PROCESSES)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,3 +61,15 @@ class Noise:
 
     def __getitem__(self, index: int) -> Tensor | tuple[Tensor, Tensor]:
         return (self.x[index], torch.tensor(index % 3)) if self.labels else self.x[index]
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """The state of the artefact in a folder; nothing where there is none yet."""
+    path = Path(folder) / "artefact.json"
+    return json.loads(path.read_text())["state"] if path.exists() else {}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path there."""
+    files = (path for path in sorted(Path(folder).rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

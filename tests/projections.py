@@ -1,4 +1,4 @@
-"""A student without a network behind it, and images for it: what banks and searches are tested on."""
+"""A student without a network behind it, and images for it: what banks are tested on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import wherefrom
 from helpers import Noise
-from wherefrom.artefacts import files as store
+from wherefrom.artefacts.identity import fingerprint
 
 EDM = wherefrom.EDM()
 M, DIM = 5, 16
@@ -48,12 +48,19 @@ class Projection:
             torch.einsum("bmp,mpd->bmd", noised.flatten(2), self.weight[chosen]), dim=2
         )
 
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"method": "projection", "dim": self.dim}
+
+    def vectors(self, streams: Any) -> Tensor:
+        raise AssertionError("there is no network whose activations could be listened to")
+
     def identity(self) -> dict[str, Any]:
         return {
             "network": "Linear",
-            "process": store.fingerprint(self.denoiser.process),
-            "draws": store.fingerprint(self.draws.sigmas, self.draws.noises),
-            "student": store.fingerprint(self.weight),
+            "process": fingerprint(self.denoiser.process),
+            "draws": self.draws.fingerprint(),
+            "student": fingerprint(self.weight),
         }
 
 

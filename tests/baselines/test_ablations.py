@@ -1,6 +1,4 @@
-"""Claims about the paper's ablations: the rows of its table, each a TID with one
-decision changed.
-"""
+"""Claims about the paper's ablations: the rows of its table, each a TID with one decision changed."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import wherefrom
 from helpers import Noise, small_dit, stirred
 from wherefrom.baselines import ablations
 from wherefrom.baselines.ablations import Ablation
-from wherefrom.factors.probe import Options
+from wherefrom.tid.teacher import Settings
 
 DENOISER = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
 DRAWS = wherefrom.Draws(DENOISER.process, (1, 8, 8), 2)
@@ -38,19 +36,16 @@ def test_the_rows_are_those_of_the_paper():
 
 
 def test_the_first_is_the_method_and_every_other_changes_one_decision():
-    usual = asdict(Options())
+    usual = asdict(Settings())
     for each, changes in zip(ablations, [0] + [1] * 7, strict=True):
-        assert (
-            sum(usual[name] != value for name, value in each.settings.items())
-            == len(each.settings)
-            == changes
-        )
+        changed = [name for name, value in each.settings.items() if usual[name] != value]
+        assert len(changed) == len(each.settings) == changes
 
 
 @pytest.mark.parametrize("ablation", ablations, ids=lambda each: each.name)
 def test_every_ablation_is_tid_with_its_settings(ablation):
     tid = ablation.tid(DENOISER, DRAWS, damping=0.2).fit(Noise(8))
-    assert tid.options == Options(damping=0.2, **ablation.settings)
+    assert tid.settings == Settings(damping=0.2, **ablation.settings)
     scores = tid.scores(Noise(10).x[8:], Noise(8))
     assert torch.isfinite(scores).all()
     plain = wherefrom.TID(DENOISER, DRAWS, damping=0.2, **ablation.settings).fit(Noise(8))

@@ -1,5 +1,6 @@
 """Claims about encoders: cosines of embeddings, what a store keeps and refuses, CLIP and DINO as
-transformers has them, and the denoiser's own activations."""
+transformers has them, and the denoiser's own activations.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 
 import wherefrom
 from helpers import Noise, small_dit, stirred
-from wherefrom.baselines import Encoder
+from wherefrom.artefacts.artefact import Artefact
+from wherefrom.baselines import Encoder, activations
 from wherefrom.baselines import encoder as module
 from wherefrom.diffusion.streams import Taps, listening
-from wherefrom.search import shards
+from wherefrom.search import store as vectors
 
 QUERIES = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(3)).clamp(-1, 1)
 WEIGHT = torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
@@ -72,17 +74,21 @@ def test_attribution_is_both_ends_of_a_full_sort():
     assert torch.equal(hits.scores, best[:, :6])
     assert torch.equal(hits.least_indices, order.flip(1)[:, :6])
     assert torch.equal(hits.least_scores, best.flip(1)[:, :6])
-    assert hits.about == {"method": "Encoder", "encoder": "projection"}
+    assert hits.about == {
+        "method": "Encoder",
+        "encoder": "projection",
+        "conditional": False,
+        "dtype": "float32",
+    }
 
 
-def test_batches_and_pieces_do_not_matter(monkeypatch):
+def test_batches_and_chunks_do_not_matter(monkeypatch):
     scores = Encoder(Counting()).fit(Noise(40)).scores(QUERIES, Noise(40))
     monkeypatch.setattr(module, "_SCORES", 15)  # three training images at a time
     for size in (1, 7, 100):
         method = Encoder(Counting()).fit(Noise(40), size)
-        assert [start for start, _ in method.pieces(QUERIES, Noise(40), size)] == list(
-            range(0, 40, 3)
-        )
+        starts = [start for start, _ in method.chunks(QUERIES, Noise(40), size)]
+        assert starts == list(range(0, 40, 3))
         close(method.scores(QUERIES, Noise(40), size), scores)
         close(Encoder(Counting()).scores(QUERIES, Noise(40), size), scores)
 
@@ -144,10 +150,10 @@ def test_a_finished_store_is_reopened_without_the_encoder(tmp_path):
 
 
 def test_an_interrupted_store_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_SHARD", 8 * 12 * 4)  # eight images
+    monkeypatch.setattr(vectors, "_SHARD", 8 * 12 * 4)  # eight images
     with pytest.raises(KeyboardInterrupt):
         Encoder(Counting(patience=29), "projection").fit(Noise(40), 4, store=tmp_path)
-    done = sum(shard.count for shard in shards.Manifest.load(tmp_path).shards)
+    done = sum(Artefact.open(tmp_path, "table of embeddings").state["counts"])
     assert 0 < done < 40
     rest = Counting()
     method = Encoder(rest, "projection").fit(Noise(40), 4, store=tmp_path)
@@ -165,12 +171,12 @@ def test_a_store_knows_modules_by_their_weights_and_layers(tmp_path):
     Encoder(linear(0)).fit(Noise(10), store=tmp_path)
     Encoder(linear(0), "another name").fit(Noise(10), store=tmp_path)
     with pytest.raises(
-        wherefrom.WherefromError, match=r"holds other vectors: weights was .*; choose another store"
+        wherefrom.WherefromError, match=r"holds another table of embeddings: weights was .*; choose another folder"
     ):
         Encoder(linear(1)).fit(Noise(10), store=tmp_path)
-    with pytest.raises(wherefrom.WherefromError, match=r"holds other vectors: layers was "):
+    with pytest.raises(wherefrom.WherefromError, match=r"holds another table of embeddings: layers was "):
         Encoder(nn.Sequential(*linear(0)[:2], nn.Tanh())).fit(Noise(10), store=tmp_path)
-    with pytest.raises(wherefrom.WherefromError, match=r"holds other vectors: .*data was "):
+    with pytest.raises(wherefrom.WherefromError, match=r"holds another table of embeddings: .*data was "):
         Encoder(linear(0)).fit(Noise(11), store=tmp_path)
 
 
@@ -182,16 +188,28 @@ def test_a_store_knows_other_callables_by_their_names(tmp_path):
     assert not list(tmp_path.iterdir())
     Encoder(Counting(), "one").fit(Noise(10), store=tmp_path)
     with pytest.raises(
-        wherefrom.WherefromError, match="encoder was 'one' and is now 'other'; choose another store"
+        wherefrom.WherefromError, match="encoder was 'one' and is now 'other'; choose another folder"
     ):
         Encoder(Counting(), "other").fit(Noise(10), store=tmp_path)
+
+
+def test_a_store_knows_whether_the_encoder_was_given_conditions(tmp_path):
+    def encode(x: Tensor, cond: Tensor | None = None) -> Tensor:
+        return x.flatten(1) if cond is None else x.flatten(1) + cond[:, None]
+
+    data = Noise(10, labels=True)
+    Encoder(encode, "one").fit(data, store=tmp_path)
+    conditional = Encoder(encode, "one", conditional=True)
+    with pytest.raises(wherefrom.WherefromError, match="conditional was False and is now True"):
+        conditional.fit(data, store=tmp_path)
+    assert conditional.about != Encoder(encode, "one").about
 
 
 def test_another_encoder_under_the_same_name_is_found_out_by_its_vectors(tmp_path, monkeypatch):
     def longer(x: Tensor) -> Tensor:
         return x.flatten(1)
 
-    monkeypatch.setattr(shards, "_SHARD", 8 * 12 * 4)
+    monkeypatch.setattr(vectors, "_SHARD", 8 * 12 * 4)
     with pytest.raises(KeyboardInterrupt):
         Encoder(Counting(patience=20), "projection").fit(Noise(24), 4, store=tmp_path)
     with pytest.raises(wherefrom.WherefromError, match="dim was 12 and is now 64"):
@@ -406,7 +424,7 @@ def test_a_store_tells_checkpoints_and_preprocessing_apart(tmp_path):
     tiny_clip(tmp_path / "clip")
     Encoder.clip(tmp_path / "clip", "cpu").fit(Colours(), store=tmp_path / "store")
     tiny_clip(tmp_path / "bare", prepared=False)
-    with pytest.raises(wherefrom.WherefromError, match="holds other vectors: weights was"):
+    with pytest.raises(wherefrom.WherefromError, match="holds another table of embeddings: weights was"):
         Encoder.clip(tmp_path / "bare", "cpu").fit(Colours(), store=tmp_path / "store")
     (tmp_path / "clip").rename(tmp_path / "elsewhere")
     Encoder.clip(tmp_path / "elsewhere", "cpu").fit(Colours(), store=tmp_path / "store")
@@ -564,7 +582,7 @@ def test_activations_depend_on_the_condition():
 def test_how_many_noised_images_go_together_does_not_matter(together, monkeypatch):
     denoiser, draws = dit(wherefrom.EDM())
     scores = Encoder.activations(denoiser, draws).scores(QUERIES, Noise(12))
-    monkeypatch.setattr(module, "_TOGETHER", together)
+    monkeypatch.setattr(activations, "_TOGETHER", together)
     close(
         Encoder.activations(denoiser, draws).scores(QUERIES, Noise(12), batch_size=5), scores, 1e-5
     )
@@ -598,12 +616,12 @@ def test_a_store_of_activations_belongs_to_a_denoiser_and_its_draws(tmp_path):
     handle.remove()
     assert not evaluations
     assert torch.equal(again.scores(QUERIES, Noise(12)), scores)
-    with pytest.raises(wherefrom.WherefromError, match="holds other vectors: draws was"):
+    with pytest.raises(wherefrom.WherefromError, match="holds another table of embeddings: draws was"):
         Encoder.activations(denoiser, wherefrom.Draws(denoiser.process, (1, 8, 8), 3, seed=1)).fit(
             Noise(12), store=tmp_path
         )
     other = wherefrom.Denoiser(stirred(small_dit(), 0.1), wherefrom.EDM())
-    with pytest.raises(wherefrom.WherefromError, match="holds other vectors: weights was"):
+    with pytest.raises(wherefrom.WherefromError, match="holds another table of embeddings: weights was"):
         Encoder.activations(other, draws).fit(Noise(12), store=tmp_path)
 
 

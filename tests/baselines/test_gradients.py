@@ -62,9 +62,8 @@ def test_trak_differs_from_dtrak_in_its_target() -> None:
             )
         return np.mean(found, 0)
 
-    assert isinstance(
-        process, wherefrom.FlowMatching
-    )  # whose loss has weight 1 and target noise - x
+    # whose loss has weight 1 and target noise - x
+    assert isinstance(process, wherefrom.FlowMatching)
     train, query = features(TRAIN, "train"), features(QUERIES, "query")
     kernel = train.T @ train
     kernel += 0.1 * np.trace(kernel) / len(kernel) * np.eye(len(kernel))
@@ -78,9 +77,8 @@ def test_the_leverage_of_das_is_the_diagonal_of_the_hat_matrix_of_a_linear_regre
     denoiser, one = linear_denoiser(), draws(1)
     das = DAS(denoiser, one, dim="full", target="sum", lambda_abs=0.01).fit(TRAIN)
     x = noised(TRAIN, one, "train", 0)
-    x = x / np.linalg.norm(
-        x, axis=1, keepdims=True
-    )  # the slope of <1, W x> is x in each row of W; as a unit vector
+    # the gradient of <1, W x> is x in each row of W; as a unit vector
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
     hat = np.diag(x @ np.linalg.inv(x.T @ x + 0.01 * np.eye(6)) @ x.T)
     leverage = das.leverage()
     np.testing.assert_allclose(leverage.numpy(), hat, rtol=1e-3)
@@ -91,7 +89,7 @@ def test_the_leverage_of_das_is_the_diagonal_of_the_hat_matrix_of_a_linear_regre
 def test_das_multiplies_by_residual_and_leverage_and_squares() -> None:
     das = small("DAS").fit(Noise(30))
     features = das.query_features(Noise(4).x, Noise(30), 64)
-    plain = torch.cat([scores for _, scores in das.kernel.pieces(features)], 1)
+    plain = torch.cat([scores for _, scores in das.kernel.chunks(features)], 1)
     corrected = (plain * das.residuals() / (1 - das.leverage())) ** 2
     torch.testing.assert_close(das.scores(Noise(4).x, Noise(30)), corrected)
 
@@ -167,7 +165,7 @@ def test_a_store_is_taken_up_and_gives_the_same(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"dim": 128}, {"side": 4, "dim": 100}])
 def test_a_store_of_another_projection_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
     small("DTRAK").fit(Noise(20), store=tmp_path)
-    with pytest.raises(wherefrom.WherefromError, match=r"holds other vectors: .* was"):
+    with pytest.raises(wherefrom.WherefromError, match=r"holds another table of features: .* was"):
         small("DTRAK", **changes).fit(Noise(20), store=tmp_path)
 
 

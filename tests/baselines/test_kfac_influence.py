@@ -4,6 +4,8 @@ averaged gradients.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -13,10 +15,8 @@ from linear_models import draws, images, linear_denoiser
 from wherefrom.baselines import KFACInfluence
 from wherefrom.diffusion.draws import independent_draw
 
-LAYERS = {
-    "tokens": ("blocks.0.mlp.0", 18),
-    "one position": ("blocks.0.modulate.linear", 1),
-}  # name and positions
+# name and positions
+LAYERS = {"tokens": ("blocks.0.mlp.0", 18), "one position": ("blocks.0.modulate.linear", 1)}
 
 
 def denoiser(
@@ -57,11 +57,8 @@ def test_several_draws_are_averaged_before_the_inner_product() -> None:
                 total[index] += torch.outer(2 * (weight @ noisy - target), noisy) / len(few)
         return total
 
-    moments = method._tid._moments
-    assert moments is not None
-
-    def inverse(side: str) -> torch.Tensor:
-        matrix = moments.matrix("map", side)  # type: ignore[arg-type]
+    def inverse(side: Literal["a", "b"]) -> torch.Tensor:
+        matrix = method.curvature.moment("map", side)
         return torch.linalg.inv(matrix + 0.1 * matrix.diagonal().mean() * torch.eye(6))
 
     preconditioned = inverse("b") @ gradients(queries, "query") @ inverse("a")

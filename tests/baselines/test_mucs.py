@@ -27,7 +27,7 @@ from wherefrom.baselines.unlearning import (
 )
 from wherefrom.data.items import batches
 from wherefrom.models import DiT
-from wherefrom.search import shards
+from wherefrom.search import store as vectors
 
 EDM = wherefrom.EDM()
 QUICK: dict[str, Any] = {"lr": 5e-3, "batch": 16, "max_steps": 10}
@@ -301,9 +301,8 @@ def test_the_score_is_the_skew_of_the_losses_of_the_original_and_the_unlearned_n
             error = denoiser(dataset + draw.sigma * draw.noise, draw.sigma) - dataset
         return EDM.loss_weight(draw.sigma) * (error**2).mean((1, 2, 3))
 
-    pairs = [
-        (at(trained, draws[m]), at(twin, draws[m])) for m in range(3)
-    ]  # half of five draws, rounded up
+    # half of five draws, rounded up
+    pairs = [(at(trained, draws[m]), at(twin, draws[m])) for m in range(3)]
     expected = torch.stack([(u - t) / (u + t + 1e-3) for t, u in pairs]).mean(0)
     assert torch.allclose(found[0], expected, atol=1e-5)
 
@@ -346,7 +345,7 @@ def test_neither_the_batch_size_nor_the_other_queries_nor_their_order_matter(tra
     assert torch.allclose(other.scores(digits[:1], dataset, batch_size=7), scores[:1], atol=1e-5)
 
 
-def test_where_memory_is_short_smaller_pieces_give_the_same_scores(trained, digits):
+def test_where_memory_is_short_smaller_chunks_give_the_same_scores(trained, digits):
     def tight(network: nn.Module, x: Tensor, sigma: Tensor, cond: Any) -> Tensor:
         if len(x) > 10:
             raise torch.OutOfMemoryError
@@ -377,7 +376,6 @@ def test_the_network_is_left_as_it_was(weights_equal):
         copy.deepcopy(network),
         [parameter.requires_grad for parameter in network.parameters()],
     )
-    torch.manual_seed(5)
     state = torch.random.get_rng_state()
     denoiser, dataset = wherefrom.Denoiser(network, EDM), Noise(8)
     MUCS(denoiser, drawn(denoiser), **QUICK).fit(dataset).scores(dataset.x[:1], dataset)
@@ -409,7 +407,7 @@ def test_a_network_in_half_precision_is_unlearned_in_single():
 def test_a_run_that_was_killed_goes_on_to_the_same_scores_without_doing_anything_twice(
     trained, digits, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(shards, "_SHARD", 64)  # a shard holds one batch
+    monkeypatch.setattr(vectors, "_SHARD", 64)  # three images' losses, or two batches' skews
     dataset, queries = digits[:24], digits[:2]
 
     def run(store: Path, limit: float = float("inf")) -> tuple[Tensor, int]:
@@ -428,11 +426,12 @@ def test_a_run_that_was_killed_goes_on_to_the_same_scores_without_doing_anything
         run(tmp_path / "killed", original // 2 + 1)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "killed", original // 2 + 32 + forgotten + original // 2)
+    assert list(tmp_path.rglob("network/weights.safetensors"))  # which the sweep goes on with
     found, again = run(tmp_path / "killed")
     assert torch.equal(found, expected)
     assert again < forgotten + 2 * original
     assert torch.equal(run(tmp_path / "killed", limit=0)[0], expected)
-    assert not list(tmp_path.rglob("network.safetensors"))
+    assert not list(tmp_path.rglob("network"))
 
 
 def test_another_learning_rate_uses_the_original_losses_of_a_store_and_none_of_its_queries(
@@ -454,7 +453,7 @@ def test_another_learning_rate_uses_the_original_losses_of_a_store_and_none_of_i
 def test_a_store_of_another_model_is_refused(trained, digits, tmp_path):
     MUCS(trained, drawn(trained), **QUICK).fit(digits[:8], store=tmp_path)
     other = wherefrom.Denoiser(stirred(small_dit()), EDM)
-    with pytest.raises(wherefrom.WherefromError, match="holds other vectors: weights was"):
+    with pytest.raises(wherefrom.WherefromError, match="holds another table of losses: weights was"):
         MUCS(other, drawn(other), **QUICK).fit(digits[:8], store=tmp_path)
 
 

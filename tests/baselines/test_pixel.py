@@ -69,8 +69,8 @@ def test_training_images_are_read_batch_by_batch():
             return super().__getitem__(index)
 
     data = Counted(40)
-    pieces = Pixel().pieces(QUERIES, data, 8)
-    next(pieces)
+    chunks = Pixel().chunks(QUERIES, data, 8)
+    next(chunks)
     assert data.read < 12
 
 

@@ -39,18 +39,16 @@ def recall(world: World, scores: Tensor) -> float:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_planted_group_is_found_above_chance(name: str, world: World) -> None:
     make, least = METHODS[name]
-    copies = (
-        world.copies[:2] if name == "MUCS" else world.copies
-    )  # each of its queries is a fine-tuning
+    # each of MUCS's queries is a fine-tuning
+    copies = world.copies[:2] if name == "MUCS" else world.copies
     assert recall(world, make(world).fit(world.x).scores(copies, world.x)) >= least
 
 
 def test_tid_and_tide_find_it_through_the_same_protocol(world: World) -> None:
     for method in (world.tid, world.tide):
         hits = method.attribute(world.copies, world.x, top_k=25)
-        assert (
-            (hits.indices >= world.planted.start) & (hits.indices < world.planted.stop)
-        ).float().mean() >= 0.9
+        found = (hits.indices >= world.planted.start) & (hits.indices < world.planted.stop)
+        assert found.float().mean() >= 0.9
         assert hits.about["method"] in ("TID", "TIDE")
 
 

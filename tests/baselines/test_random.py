@@ -40,15 +40,15 @@ def test_a_score_depends_on_places_and_on_nothing_else():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_many_training_images_come_in_several_pieces(monkeypatch):
-    monkeypatch.setattr(random, "_BLOCK", 7)
-    pieces = list(Random().pieces(QUERIES, Noise(20), 64))
-    assert [(start, tuple(scores.shape)) for start, scores in pieces] == [
+def test_many_training_images_come_in_several_chunks(monkeypatch):
+    monkeypatch.setattr(random, "_CHUNK", 7)
+    chunks = list(Random().chunks(QUERIES, Noise(20), 64))
+    assert [(start, tuple(scores.shape)) for start, scores in chunks] == [
         (0, (6, 7)),
         (7, (6, 7)),
         (14, (6, 6)),
     ]
-    assert len(torch.cat([scores for _, scores in pieces], 1).unique()) == 120
+    assert len(torch.cat([scores for _, scores in chunks], 1).unique()) == 120
 
 
 def test_attribution_is_both_ends_of_a_full_sort():

@@ -42,7 +42,7 @@ def test_scores_and_leverage_are_the_closed_form_on_either_side(shape: tuple[int
     phi, queries = features(*shape), features(3, shape[1])
     kernel = ridge(phi, Regularisation(absolute=0.3))
     x, middle = phi.double().numpy(), inverse(phi, 0.3)
-    found = torch.cat([scores for _, scores in kernel.pieces(queries)], 1)
+    found = torch.cat([scores for _, scores in kernel.chunks(queries)], 1)
     np.testing.assert_allclose(
         found.numpy(), queries.double().numpy() @ middle @ x.T, rtol=1e-4, atol=1e-5
     )

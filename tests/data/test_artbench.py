@@ -74,7 +74,7 @@ def test_the_fixed_view_is_the_centre_of_the_resized_tensor(tmp_path, write_imag
 
 def test_the_training_view_crops_at_random_and_keeps_the_style(release):
     dataset, generator = artbench10(*release, size=4), torch.Generator().manual_seed(0)
-    views = [dataset.draw(0, generator) for _ in range(12)]
+    views = [dataset.training_view(0, generator) for _ in range(12)]
     assert all(torch.equal(cond, dataset[0][1]) for _, cond in views)
     assert len({tuple(x.flatten().tolist()) for x, _ in views}) > 1
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from wherefrom.artefacts import files as store
+from wherefrom.artefacts import artefact
 from wherefrom.data import Images, artbench10, cached, coco, folder, huggingface
 from wherefrom.errors import WherefromError
 
@@ -93,7 +93,7 @@ def test_a_cache_has_the_same_items_bit_for_bit(pictures, tmp_path, kind):
         assert_same(copy[index], dataset[index])
         for seed in range(5):
             ours, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
-            assert_same(copy.draw(index, ours), dataset.draw(index, theirs))
+            assert_same(copy.training_view(index, ours), dataset.training_view(index, theirs))
             assert torch.equal(ours.get_state(), theirs.get_state())
 
 
@@ -120,9 +120,7 @@ def test_a_cache_travels_to_a_worker_by_name(pictures, tmp_path):
 
 def test_a_cache_of_another_size_is_refused(pictures, tmp_path):
     cached(folder(pictures, size=6), tmp_path / "cache")
-    with pytest.raises(
-        WherefromError, match=r"made from another data set \(size was 6 and is now 5\)"
-    ):
+    with pytest.raises(WherefromError, match="holds another cache .*: size was 6 and is now 5"):
         cached(folder(pictures, size=5), tmp_path / "cache")
 
 
@@ -136,7 +134,7 @@ def test_a_cache_of_other_files_is_refused(pictures, tmp_path, write_image):
 def test_a_cache_of_a_file_that_was_replaced_is_refused(pictures, tmp_path, write_image):
     cached(folder(pictures, size=6), tmp_path / "cache")
     write_image(pictures / "dog/c.png", 50, 50)
-    with pytest.raises(WherefromError, match=r"\(files was"):
+    with pytest.raises(WherefromError, match="another cache of decoded images: files was"):
         cached(folder(pictures, size=6), tmp_path / "cache")
 
 
@@ -165,14 +163,17 @@ def test_a_run_that_stops_while_decoding_leaves_nothing_that_looks_finished(
     assert len(list(cached(dataset, tmp_path / "cache"))) == 3
 
 
-def test_a_run_that_stops_before_the_index_is_made_again(pictures, tmp_path, monkeypatch):
+@pytest.mark.parametrize("last", ["save", "save_json"], ids=["the index", "the list of files"])
+def test_a_run_that_stops_before_its_last_file_is_made_again(
+    pictures, tmp_path, monkeypatch, last
+):
     dataset = folder(pictures, size=6)
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save", killed)
+        patch.setattr(artefact, last, killed)
         with pytest.raises(KeyboardInterrupt):
             cached(dataset, tmp_path / "cache")
     (tmp_path / "cache" / "pixels.bin").write_bytes(b"\0" * 5)
@@ -190,7 +191,7 @@ def test_a_damaged_cache_is_refused(pictures, tmp_path):
     with pytest.raises(WherefromError, match=r"pixels\.bin has 0 bytes"):
         cached(dataset, tmp_path / "cache")
     index.write_bytes(index.read_bytes()[:20])
-    with pytest.raises(WherefromError, match=r"index\.safetensors is truncated or damaged"):
+    with pytest.raises(WherefromError, match=r"index\.safetensors is missing, truncated or damaged"):
         cached(dataset, tmp_path / "cache")
 
 

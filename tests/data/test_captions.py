@@ -47,9 +47,10 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ends = {"bos_token_id": words["<|startoftext|>"], "eos_token_id": words["<|endoftext|>"]}
     text = {**size, **ends, "vocab_size": len(words), "max_position_embeddings": 20}
     vision = {**size, "image_size": 32, "patch_size": 16}
-    torch.manual_seed(0)
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
-    transformers.CLIPModel(config).save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.CLIPModel(config).save_pretrained(folder)
     return folder
 
 

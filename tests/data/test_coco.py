@@ -62,7 +62,7 @@ def test_the_fixed_view_is_a_centre_crop_with_the_first_caption_in_the_file(rele
 def test_the_training_view_takes_every_caption_sooner_or_later(release):
     dataset, generator = coco(*release, size=4), torch.Generator().manual_seed(0)
     wanted = normalize(VECTORS[[3, 2, 1]])
-    views = [dataset.draw(1, generator) for _ in range(40)]
+    views = [dataset.training_view(1, generator) for _ in range(40)]
     assert {int((wanted @ cond).argmax()) for _, cond in views} == {0, 1, 2}
     assert all(torch.isclose(cond.norm(), torch.tensor(1.0)) for _, cond in views)
     assert len({tuple(x.flatten().tolist()) for x, _ in views}) > 1
@@ -70,7 +70,7 @@ def test_the_training_view_takes_every_caption_sooner_or_later(release):
 
 def test_the_training_view_is_a_function_of_the_generator(release):
     dataset = coco(*release, size=4)
-    first, second = (dataset.draw(1, torch.Generator().manual_seed(9)) for _ in range(2))
+    first, second = (dataset.training_view(1, torch.Generator().manual_seed(9)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -78,7 +78,7 @@ def test_an_image_with_one_caption_takes_as_many_random_numbers_as_one_with_thre
     dataset, states = coco(*release, size=4), []
     for index in range(2):
         generator = torch.Generator().manual_seed(1)
-        dataset.draw(index, generator)
+        dataset.training_view(index, generator)
         states.append(generator.get_state())
     assert torch.equal(*states)
 

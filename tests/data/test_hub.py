@@ -103,7 +103,7 @@ def test_images_are_resized_cropped_and_drawn_like_those_of_a_folder():
     )[:1]
     assert torch.equal(dataset[0], whole[:, :, 1:4])
     windows = [whole[:, :, left : left + 3] for left in range(3)]
-    x = dataset.draw(0, torch.Generator().manual_seed(0))
+    x = dataset.training_view(0, torch.Generator().manual_seed(0))
     assert any(torch.equal(x, window) for window in windows)
 
 

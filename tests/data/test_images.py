@@ -54,7 +54,7 @@ def test_several_items_at_once_are_what_they_are_one_by_one(tmp_path, labels):
     pixels = np.random.default_rng(0).integers(0, 256, (12, 1, 3, 5), dtype=np.uint8)
     mapped = np.memmap(tmp_path / "pixels", np.uint8, "w+", shape=pixels.shape)
     mapped[:] = pixels
-    floats = torch.randn(12, 1, 3, 5)
+    floats = torch.randn(12, 1, 3, 5, generator=torch.Generator().manual_seed(0))
     for source in (pixels, torch.from_numpy(pixels), mapped, OneByOne(pixels), floats):
         images = Images(source, labels)
         for dataset in (images, Subset(images, range(12))):

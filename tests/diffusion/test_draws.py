@@ -20,10 +20,8 @@ def test_draws_are_the_sampler_s_grid_with_one_noise_image_each(process):
 
 def test_the_same_seed_gives_the_same_noise_whatever_the_random_state_or_the_count():
     first = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=4, seed=5)
-    state = torch.get_rng_state()
-    torch.manual_seed(99)
+    torch.rand(7)
     second = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=8, seed=5)
-    torch.set_rng_state(state)
     assert torch.equal(first.noises, second.noises[:4])
     assert not torch.equal(
         first.noises, wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=4, seed=6).noises

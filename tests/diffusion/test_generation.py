@@ -40,7 +40,6 @@ def looks_like_digits(nearest: float, confidence: float, spread: float) -> bool:
 
 
 def trained(process: wherefrom.Process) -> wherefrom.Denoiser:
-    torch.manual_seed(0)
     size = {
         "width": 64,
         "depth": 2,

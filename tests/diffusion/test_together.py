@@ -16,6 +16,7 @@ from torch import nn
 
 import wherefrom
 from helpers import Noise, small_dit, stirred
+from wherefrom.diffusion.run import Settings
 from wherefrom.diffusion.together import train_together
 
 SETTINGS = {"steps": 6, "batch_size": 8, "lr": 1e-3, "seed": 3}
@@ -43,7 +44,7 @@ def test_each_network_is_what_training_it_alone_makes_of_it(options: dict[str, o
     network = small_dit(dropout=0.1)
     for keep, found in zip(
         KEEPS,
-        train_together(network, wherefrom.EDM(), Noise(40), keeps=KEEPS, **SETTINGS, **options),
+        train_together(network, wherefrom.EDM(), Noise(40), KEEPS, Settings(**SETTINGS, **options)),
         strict=True,
     ):
         alone = wherefrom.train(
@@ -56,7 +57,7 @@ def test_each_network_is_what_training_it_alone_makes_of_it(options: dict[str, o
 def test_conditions_go_with_their_images() -> None:
     network = small_dit(classes=3, dropout=0.0, null_rate=0.0)
     (found,) = train_together(
-        network, wherefrom.EDM(), Noise(40, labels=True), keeps=[torch.arange(20)], **SETTINGS
+        network, wherefrom.EDM(), Noise(40, labels=True), [torch.arange(20)], Settings(**SETTINGS)
     )
     alone = wherefrom.train(
         network, wherefrom.EDM(), Noise(40, labels=True), keep=torch.arange(20), **SETTINGS
@@ -68,7 +69,7 @@ def test_the_network_given_stays_as_it_is() -> None:
     network = stirred(small_dit())
     before = {name: value.clone() for name, value in network.state_dict().items()}
     state = torch.random.get_rng_state()
-    train_together(network, wherefrom.EDM(), Noise(40), keeps=KEEPS, **SETTINGS)
+    train_together(network, wherefrom.EDM(), Noise(40), KEEPS, Settings(**SETTINGS))
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -79,11 +80,12 @@ def test_a_killed_run_goes_on_to_the_same_networks(tmp_path: Path) -> None:
         import sys, time; sys.path[:0] = ["tests"]
         import torch, wherefrom
         from helpers import Noise, small_dit
-        from wherefrom.artefacts import files as store
+        from wherefrom.artefacts.pace import Pace
+        from wherefrom.diffusion.run import Settings
         from wherefrom.diffusion.together import train_together
-        store.Pace.seconds = store.Pace.times = 0.0
-        found = train_together(small_dit(), wherefrom.EDM(), Noise(40), steps=40,
-                               batch_size=8, lr=1e-3, keeps=[None, torch.arange(30)], store=sys.argv[1])
+        Pace.seconds = Pace.times = 0.0
+        found = train_together(small_dit(), wherefrom.EDM(), Noise(40), [None, torch.arange(30)],
+                               Settings(steps=40, batch_size=8, lr=1e-3), sys.argv[1])
         torch.save([network.state_dict() for network in found], sys.argv[2])
         """
     )
@@ -96,7 +98,7 @@ def test_a_killed_run_goes_on_to_the_same_networks(tmp_path: Path) -> None:
 
     assert start(tmp_path / "whole", tmp_path / "whole.pt").wait() == 0
     first = start(tmp_path / "killed", tmp_path / "never.pt")
-    while not (tmp_path / "killed" / "together.safetensors").exists():
+    while not (tmp_path / "killed" / "artefact.json").exists():
         time.sleep(0.01)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
@@ -111,13 +113,15 @@ def test_a_killed_run_goes_on_to_the_same_networks(tmp_path: Path) -> None:
 
 def test_what_cannot_be_trained_together_is_refused() -> None:
     with pytest.raises(wherefrom.WherefromError, match="at least one set of indices"):
-        train_together(small_dit(), wherefrom.EDM(), Noise(40), keeps=[], **SETTINGS)
+        train_together(small_dit(), wherefrom.EDM(), Noise(40), [], Settings(**SETTINGS))
     with pytest.raises(wherefrom.WherefromError, match="keep leaves only 3 of 40"):
-        train_together(small_dit(), wherefrom.EDM(), Noise(40), keeps=[torch.arange(3)], **SETTINGS)
+        train_together(
+            small_dit(), wherefrom.EDM(), Noise(40), [torch.arange(3)], Settings(**SETTINGS)
+        )
 
-    class Drawn(Noise):
-        def draw(self, index: int, generator: torch.Generator) -> torch.Tensor:
+    class Viewed(Noise):
+        def training_view(self, index: int, generator: torch.Generator) -> torch.Tensor:
             return self.x[index]
 
     with pytest.raises(wherefrom.WherefromError, match="one by one"):
-        train_together(small_dit(), wherefrom.EDM(), Drawn(40), keeps=KEEPS, **SETTINGS)
+        train_together(small_dit(), wherefrom.EDM(), Viewed(40), KEEPS, Settings(**SETTINGS))

@@ -4,13 +4,16 @@ it sees a planted source.
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,17 @@ from torch import Tensor
 
 import wherefrom
 from helpers import Noise, small_dit
-from wherefrom.attribution.attributor import Attributor, Pieces
-from wherefrom.baselines import Pixel
-from wherefrom.evaluation import Results, Setup, counterfactual, removal_union
+from wherefrom.artefacts.artefact import there
+from wherefrom.artefacts.identity import fingerprint
+from wherefrom.attribution.attributor import Attributor, Chunks
+from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence, Pixel
+from wherefrom.diffusion import together, training
+from wherefrom.diffusion.run import run_steps
+from wherefrom.evaluation import Recipe, Results, Setup, counterfactual, removal_union, standard
 from wherefrom.evaluation.counterfactual import Method
+from wherefrom.evaluation.methods import Distilled
+from wherefrom.report.tables import Tables
+from wherefrom.tide import distill
 
 TRAINING = {"steps": 8, "batch_size": 8, "lr": 1e-3}
 
@@ -47,8 +57,12 @@ class Fixed(Attributor):
     def fit(self, dataset: Any, batch_size: int = 64, *, store: Any = None) -> Fixed:
         return self
 
-    def pieces(self, queries: Any, dataset: Any, batch_size: int) -> Pieces:
+    def chunks(self, queries: Any, dataset: Any, batch_size: int) -> Chunks:
         yield 0, self._scores.expand(len(queries), -1)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"method": "Fixed", "scores": fingerprint(self._scores)}
 
 
 def fixed(scores: Tensor) -> Method:
@@ -66,16 +80,14 @@ class Counted:
     """How often networks were trained."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from wherefrom.evaluation import setup as module
-
         self.trained = 0
-        plain = module.train
 
-        def counting(*arguments: Any, **options: Any) -> Any:
+        def counting(*arguments: Any) -> None:
             self.trained += 1
-            return plain(*arguments, **options)
+            run_steps(*arguments)
 
-        monkeypatch.setattr(module, "train", counting)
+        for module in (training, together):
+            monkeypatch.setattr(module, "run_steps", counting)
 
 
 @pytest.fixture
@@ -127,9 +139,9 @@ def test_nothing_is_done_twice_and_what_is_added_is_all_that_is_done(
     )
     assert counted.trained == 4
     counterfactual(setup(), METHODS, tmp_path, queries=3, controls=2)
-    assert counted.trained == 5 + 1  # the new method's, and the full network read for it
+    assert counted.trained == 5  # the new method's
     counterfactual(setup(), METHODS, tmp_path, queries=3, controls=3)
-    assert counted.trained == 7
+    assert counted.trained == 6
 
 
 def test_the_table_on_disk_keeps_what_earlier_runs_found(tmp_path: Path) -> None:
@@ -141,9 +153,8 @@ def test_the_table_on_disk_keeps_what_earlier_runs_found(tmp_path: Path) -> None
     kept = Results.load(table)
     assert second.methods == ["first"]  # what is returned is what was asked for
     assert kept.methods == ["pixel", "first"]
-    assert (
-        len(kept.rows) == len(first.rows) + (1 + 1) * 2 * 3
-    )  # the method's and the third control's, by two metrics
+    # the method's and the third control's, by two metrics
+    assert len(kept.rows) == len(first.rows) + (1 + 1) * 2 * 3
     assert kept.mean_auc("pixel", 0.02).count == 2
     assert kept.mean_auc("first", 0.02).count == 1
     assert [len(values) for values in kept.controls(kept.metrics[0], 0.02).values()] == [3, 2]
@@ -208,19 +219,13 @@ def test_a_planted_group_that_is_removed_is_missed_more_than_random_images(tmp_p
     dark = (-0.8 + 0.1 * torch.randn(100, 1, 8, 8, generator=generator)).clamp(-1, 1)
     planted = (0.9 * board + 0.1 * torch.randn(100, 1, 8, 8, generator=generator)).clamp(-1, 1)
     both = torch.cat([dark, planted])
-    training = {"steps": 250, "batch_size": 32, "lr": 3e-3, "ema": 0.98}
+    how = {"steps": 120, "batch_size": 16, "lr": 5e-3, "ema": 0.95}
     world = Setup(
-        lambda seed: small_dit(dropout=0.0), wherefrom.EDM(), both, training, sampling_steps=12
+        lambda seed: small_dit(dropout=0.0), wherefrom.EDM(), both, how, sampling_steps=12
     )
     images = world.generated(world.trained(0, tmp_path / "seed-0" / "model"), 0, 24)
-    assert (
-        float(
-            (torch.cosine_similarity(images.flatten(1), board.flatten()[None], dim=1) > 0.5)
-            .float()
-            .mean()
-        )
-        > 0.2
-    )
+    likeness = torch.cosine_similarity(images.flatten(1), board.flatten()[None], dim=1)
+    assert float((likeness > 0.5).float().mean()) > 0.2
     oracle = fixed(torch.cat([torch.zeros(100), torch.ones(100)]))
     # half of the images for each query: the planted ones, and random ones that are not all of them
     random = fixed(torch.rand(200, generator=torch.Generator().manual_seed(1)))
@@ -240,22 +245,169 @@ def test_a_planted_group_that_is_removed_is_missed_more_than_random_images(tmp_p
     assert wherefrom.evaluation.auc(planted_similarity, random_similarity) > 0.6
 
 
+# --- settings of methods --------------------------------------------------------------------------
+
+
+def recipe(scores: Tensor) -> Recipe:
+    return Recipe(lambda denoiser, dataset: Fixed(scores))
+
+
+FIRST, LAST = recipe(-torch.arange(40.0)), recipe(torch.arange(40.0))
+
+
+def test_a_method_whose_settings_change_under_its_name_is_computed_anew(
+    tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    before = counterfactual(setup(), {"it": FIRST}, one, queries=3, controls=1)
+    after = counterfactual(setup(), {"it": LAST}, one, queries=3, controls=1)
+    assert counted.trained == 1 + 2 + 1  # the second method's is all that is new
+    assert after.rows == counterfactual(setup(), {"it": LAST}, other, queries=3, controls=1).rows
+    assert Results.load(one / "results.csv").rows == after.rows  # and none of the first's
+    assert before.settings("it", 0.02) != after.settings("it", 0.02)
+    found = [one.similarities("it", one.metrics[0], 0.02)[0] for one in (before, after)]
+    assert not torch.equal(*found)
+    monkeypatch.setattr(Fixed, "scores", None)  # back to the first: its scores are still there
+    counted.trained = 0
+    assert (
+        counterfactual(setup(), {"it": FIRST}, one, queries=3, controls=1).rows == before.rows
+    )
+    assert counted.trained == 0
+
+
+def test_results_of_two_settings_in_two_seeds_are_not_mixed(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"queries": 3, "controls": 2}
+    counterfactual(setup(), {"it": FIRST, "pixel": pixel}, tmp_path, seeds=(0, 1), **how)
+    assert Results.load(tmp_path / "results.csv").mean_auc("it", 0.02).count == 2
+    counterfactual(setup(), {"it": LAST}, tmp_path, seeds=(1,), **how)
+    mixed = Results.load(tmp_path / "results.csv")
+    sentence = "it had other settings in seed 1 than in seed 0: run it again in all seeds"
+    for ask in (
+        lambda: mixed.mean_auc("it", 0.02),
+        lambda: mixed.summary("it", mixed.metrics[0], 0.02),
+        Tables(tmp_path).auc,
+        Tables(tmp_path).costs,
+    ):
+        with pytest.raises(wherefrom.WherefromError, match=sentence):
+            ask()
+    assert mixed.mean_auc("pixel", 0.02).count == 2  # the others are not touched
+    counterfactual(setup(), {"it": LAST}, tmp_path, seeds=(0, 1), **how)
+    assert Results.load(tmp_path / "results.csv").mean_auc("it", 0.02).count == 2
+
+
+DENOISER = wherefrom.Denoiser(small_dit(), wherefrom.EDM())
+DRAWS = wherefrom.Draws(DENOISER.process, (1, 8, 8), 4)
+NO_NUMBER = {"memory", "compile"}  # that a setting changes, but for rounding
+KERNEL = {"dim": 32, "seed": 1, "side": 4, "lambda_rel": 0.1, "lambda_abs": 0.1}
+KERNEL |= {"effective_dim": 0.2, "precision": "bf16"}
+# by the names of `standard`: how to make one, and another value of each setting
+SETTINGS: dict[str, tuple[Callable[..., Attributor], dict[str, Any]]] = {
+    "Pixel": (Pixel, {"metric": "l2"}),
+    "Activations": (partial(Encoder.activations, DENOISER), {"dtype": "float32"}),
+    "D-TRAK": (partial(DTRAK, DENOISER), KERNEL),
+    "TRAK": (partial(TRAK, DENOISER), KERNEL),
+    "DAS": (partial(DAS, DENOISER), {**KERNEL, "target": "sum"}),
+    "K-FAC influence": (
+        partial(KFACInfluence, DENOISER),
+        {"damping": 0.2, "samples": 8, "precision": "bf16"},
+    ),
+    "MUCS": (
+        partial(MUCS, DENOISER),
+        {"lr": 1e-3, "batch": 8, "strength": 0.3, "bound": 0.9, "share": 0.6, "max_steps": 9}
+        | {"parameters": ["last.weight"], "seed": 1},
+    ),
+    "TID": (
+        partial(wherefrom.TID, DENOISER),
+        {"damping": 0.2, "normalize": "none", "target": "loss", "curvature": "sampled"}
+        | {"aligned": False, "correction": "residual", "precision": "bf16"},
+    ),
+    "TIDE": (
+        lambda draws=DRAWS, samples=9, **how: Distilled(
+            wherefrom.TID(DENOISER, draws), samples, **how
+        ),
+        {"samples": 8, "epochs": 2, "batch_size": 8, "lr": 1e-3, "dim": 8, "hidden": 8}
+        | {"heads": 2, "seed": 1},
+    ),
+}
+
+
+def settings_of(name: str) -> set[str]:
+    """The settings that a method can be given, by its signature."""
+    make = distill.Settings if name == "TIDE" else SETTINGS[name][0]
+    named = set(inspect.signature(make).parameters) | ({"samples"} if name == "TIDE" else set())
+    # of a method with one target there is no other
+    one_target = {"target"} if name in ("D-TRAK", "TRAK") else set()
+    return named - {"draws"} - NO_NUMBER - one_target
+
+
+def about(make: Callable[..., Attributor], *draws: Any, **how: Any) -> dict[str, Any]:
+    return Recipe(lambda denoiser, dataset: make(*draws, **how)).about(DENOISER, Noise(20))
+
+
+@pytest.mark.parametrize("name", standard())
+def test_about_says_every_setting(name: str) -> None:
+    make, changes = SETTINGS[name]
+    assert set(changes) == settings_of(name)  # none is forgotten here
+    draws = () if name == "Pixel" else (DRAWS,)
+    known = [about(make, *draws)]
+    for setting, value in changes.items():
+        known.append(about(make, *draws, **{setting: value}))
+    if draws:
+        for other in (3, 5), (4, 1):  # how many, and their seed
+            another = wherefrom.Draws(DENOISER.process, (1, 8, 8), *other)
+            known.append(about(make, another))
+    assert all(one != other for place, one in enumerate(known) for other in known[:place])
+    assert all(json.loads(json.dumps(one)) == one for one in known)  # as a file can hold it
+
+
+def test_about_says_every_argument_of_the_standard_methods() -> None:
+    every = set(standard())
+    usual = {"draws": 6, "samples": 9, "dim": 64, "distillation": {}, "unlearning": {}}
+    changed = {
+        "draws": (7, every - {"Pixel"}),
+        "samples": (10, {"K-FAC influence", "TID", "TIDE"}),
+        "dim": (65, {"D-TRAK", "TRAK", "DAS"}),
+        "distillation": ({"epochs": 3}, {"TIDE"}),
+        "unlearning": ({"lr": 1e-3}, {"MUCS"}),
+        "batch_size": (7, set()),  # which changes no number
+    }
+    assert set(changed) == set(inspect.signature(standard).parameters)
+
+    def abouts(**how: Any) -> dict[str, dict[str, Any]]:
+        made = standard(**{**usual, **how})
+        return {name: one.about(DENOISER, Noise(20)) for name, one in made.items()}
+
+    before = abouts()
+    for argument, (value, whose) in changed.items():
+        after = abouts(**{argument: value})
+        assert {name for name in every if after[name] != before[name]} == whose, argument
+
+
 # --- interruption and bad input -------------------------------------------------------------------
 
 SCRIPT = textwrap.dedent(
     """
-    import sys; sys.path[:0] = ["tests", "tests/evaluation"]
+    import os, sys; sys.path[:0] = ["tests", "tests/evaluation"]
+    import torch._dynamo  # which the first optimiser imports otherwise, in every run
     from test_counterfactual import METHODS, setup
     from wherefrom.evaluation import counterfactual
-    counterfactual(setup(), METHODS, sys.argv[1], queries=3, controls=2)
+
+    for folder in sys.stdin:  # a run in each, by a process of its own
+        run = os.fork()
+        if not run:
+            counterfactual(setup(), METHODS, folder.strip(), queries=3, controls=2)
+            os._exit(0)
+        print(run, flush=True)
+        os.waitpid(run, 0)
+        print("over", flush=True)
     """
 )
 STAGES: dict[str, Callable[[Path], bool]] = {
-    "model": lambda folder: (folder / "seed-0/model/training.safetensors").exists(),
-    "queries": lambda folder: (folder / "seed-0/queries.safetensors").exists(),
-    "scores": lambda folder: (folder / "seed-0/scores/pixel.safetensors").exists(),
+    "model": lambda folder: there(folder / "seed-0/model"),
+    "queries": lambda folder: there(folder / "seed-0/queries"),
+    "scores": lambda folder: any(map(there, (folder / "seed-0/scores").glob("pixel-*"))),
     "retraining": lambda folder: (folder / "seed-0/retraining").exists(),
-    "regenerated": lambda folder: any((folder / "seed-0/regenerated").glob("*.safetensors")),
+    "regenerated": lambda folder: any(map(there, (folder / "seed-0/regenerated").glob("*"))),
 }
 
 
@@ -265,18 +417,39 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return counterfactual(setup(), METHODS, tmp_path_factory.mktemp("whole"), queries=3, controls=2)
 
 
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Callable[[Path, Callable[[Path], bool]], None]]:
+    """Starts a run in a folder and kills it at a moment; the imports are made once for all runs."""
+    starter = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    said, told = starter.stdout, starter.stdin
+    assert said is not None
+    assert told is not None
+
+    def killed(folder: Path, moment: Callable[[Path], bool]) -> None:
+        print(folder, file=told, flush=True)
+        process, deadline = int(said.readline()), time.monotonic() + 30
+        while not moment(folder) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(process, signal.SIGKILL)
+        assert said.readline() == "over\n"
+        assert not (folder / "results.csv").exists()  # it was killed before it was done
+
+    yield killed
+    starter.communicate()
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_that_is_killed_after_any_stage_goes_on_to_the_same_table(
-    stage: str, whole: Results, tmp_path: Path
+    stage: str, whole: Results, runs: Callable[..., None], tmp_path: Path
 ) -> None:
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, tmp_path], cwd=root, stderr=subprocess.DEVNULL
-    )
-    while not STAGES[stage](tmp_path) and process.poll() is None:
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    runs(tmp_path, STAGES[stage])
     resumed = counterfactual(setup(), METHODS, tmp_path, queries=3, controls=2)
     assert resumed.rows == whole.rows
 

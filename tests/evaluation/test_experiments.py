@@ -8,43 +8,39 @@ import csv
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch.utils.data import Subset
+from tiny_experiment import SMALL, tiny
 from typer.testing import CliRunner
 
 import wherefrom
-from wherefrom.artefacts.files import read_header, save
+from helpers import small_dit
+from wherefrom.artefacts.artefact import Artefact
+from wherefrom.cli import evaluate
 from wherefrom.cli.app import app
 from wherefrom.evaluation.experiments import EXPERIMENTS, Experiment, experiment
-from wherefrom.evaluation.results import Results
+from wherefrom.evaluation.results import Results, Row
 from wherefrom.evaluation.standins import EfficientNet
-from wherefrom.evaluation.statistics import noise
+from wherefrom.evaluation.statistics import stray
+from wherefrom.models import presets
 from wherefrom.report.studies import found
 from wherefrom.report.tables import Tables
 
-SMALL = Subset(wherefrom.data.digits(), range(96))
 
-
-def tiny() -> Experiment:
-    """The digits, with everything as small as it goes."""
-    return dataclasses.replace(
-        experiment("digits"),
-        read=lambda data: (SMALL, None),
-        queries=3,
-        controls=2,
-        draws=2,
-        samples=16,
-        dim=64,
-        distillation={"epochs": 1, "batch_size": 16, "dim": 16, "hidden": 8, "heads": 2},
-        unlearning={"lr": 1e-4, "batch": 8, "max_steps": 1},
-        changes={"steps": 3, "warmup": 1, "batch_size": 16},
-    )
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    """A smaller network than the digits', which generates in a few steps."""
+    brief = dataclasses.replace(wherefrom.preset("digits"), build=small_dit, sampling_steps=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(presets.PRESETS, "digits", brief)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +61,14 @@ def test_every_method_has_its_row_and_random_against_random_the_last(folder: Pat
     assert tables.pairs().rows[-1][:2] == ["random 0", "random 1"]
 
 
-def test_the_noise_is_said_for_the_mean_over_seeds_and_for_one_and_unknown_of_one_control(
+def test_the_stray_is_said_for_the_mean_over_seeds_and_for_one_and_unknown_of_one_control(
     tmp_path: Path, folder: Path
 ) -> None:
     rows = [row for row in Tables(folder).every_budget.rows if row.fraction == 0.02]
-    (tmp_path / "settings.json").write_text((folder / "settings.json").read_text())
+    shutil.copy(folder / "artefact.json", tmp_path)
     twice = Results([*rows, *(dataclasses.replace(row, seed=1) for row in rows)])
     twice.save(tmp_path / "results.csv")
-    spread = noise(twice.controls("SSIM", 0.02))
+    spread = stray(twice.controls("SSIM", 0.02))
     assert Tables(tmp_path).pairs().rows[0][4::2] == ["2", "6"]  # seeds, and the images of both
     cell = Tables(tmp_path).auc().rows[-1][1]
     assert cell == f".5 ± {spread.error:.3f} (one seed: {spread.deviation:.3f})".replace("0.", ".")
@@ -96,6 +92,36 @@ def test_tables_say_what_the_rows_do(folder: Path) -> None:
     assert f"{summary.ratio.mean:+.1f}" in {row[0]: row[1] for row in tables.ratios().rows}["TID"]
 
 
+def rows_of(method: str, removed: int, *similarities: float) -> list[Row]:
+    """Of two queries in seed after seed, the same similarity each."""
+    settings = "" if method.startswith("random") else "a digest"
+    return [
+        Row(seed, method, settings, 0.02, removed, "MSE", query, similarity)
+        for seed, similarity in enumerate(similarities)
+        for query in range(2)
+    ]
+
+
+def test_methods_stand_beside_tid_seed_by_seed_and_the_best_first(
+    tmp_path: Path, folder: Path
+) -> None:
+    shutil.copy(folder / "artefact.json", tmp_path)
+    controls = [*rows_of("random 0", 5, 0.5, 0.5, 0.5), *rows_of("random 1", 5, 0.5, 0.5, 0.5)]
+    other = rows_of("Pixel", 7, 0.6, 0.5)  # an AUC of 0 and .5, and a seed that it lacks
+    Results([*other, *rows_of("TID", 9, 0.4, 0.4, 0.4), *controls]).save(tmp_path / "results.csv")
+    table = Tables(tmp_path).against()
+    assert table.rows[:2] == [
+        ["TID", "1.000 ± .000", "", "", "9"],
+        ["Pixel", ".250 ± .250", "-0.750 ± 0.250", "0.500", "7"],
+    ]
+    assert table.rows[2][0] == "random against random"
+    assert Tables(tmp_path).against("Pixel").rows[0][2:4] == ["+0.750 ± 0.250", "0.500"]
+    with pytest.raises(wherefrom.WherefromError, match="there is nothing of DAS at 2 %"):
+        Tables(tmp_path).against("DAS")
+    Results([*other, *controls]).save(tmp_path / "results.csv")
+    assert "against" not in Tables(tmp_path).all()  # there is no TID to stand beside
+
+
 def test_overlaps_are_shares_of_what_is_found(tmp_path: Path, folder: Path) -> None:
     place = tmp_path / "known"
     shutil.copytree(folder, place)
@@ -103,10 +129,11 @@ def test_overlaps_are_shares_of_what_is_found(tmp_path: Path, folder: Path) -> N
     scores[0, :10], scores[1, 5:15], scores[2, 10:20] = 1, 1, 1
     other = torch.zeros(3, 96)
     other[0, :10], other[1, :10], other[2, :10] = 1, 1, 1
+    stored = {path.name.rsplit("-", 1)[0]: path for path in (place / "seed-0/scores").iterdir()}
     for name, values in (("pixel", scores), ("tid", other)):
-        path = place / "seed-0" / "scores" / f"{name}.safetensors"
-        save(path, {"scores": values}, read_header(path))
-    (place / "seed-0" / "scores" / "das.safetensors").unlink()
+        kept = Artefact.open(stored[name], "table of scores")
+        kept.finish(kept.state, scores={"scores": values})
+    shutil.rmtree(stored["das"])
     table = Tables(place, fraction=0.1).overlaps()
     rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     assert rows["Pixel"]["TID"] == rows["TID"]["Pixel"] == ".500"  # 10, 5 and 0 of 10
@@ -136,7 +163,30 @@ def test_one_table_can_be_asked_for_and_an_unknown_one_is_refused(folder: Path) 
     assert "AUC" not in outcome.output
     outcome = CliRunner().invoke(app, ["report", str(folder), "beauty"])
     assert outcome.exit_code == 1
-    assert "no table or figure 'beauty'; there are auc" in outcome.output
+    assert "no table or figure 'beauty'; there are against, auc" in outcome.output
+
+
+def test_an_evaluation_is_run_by_as_many_processes_as_are_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def recorded(
+        one: Experiment, out: Path, data: Any, seeds: Sequence[int], names: Any, processes: int
+    ) -> Results:
+        asked.append((list(seeds), names, processes))
+        return one.run(out, data, seeds, names)
+
+    place = tmp_path / "again"
+    shutil.copytree(folder, place)
+    monkeypatch.setitem(EXPERIMENTS, "digits", tiny())
+    monkeypatch.setattr(evaluate, "evaluate_in_parallel", recorded)
+    command = ["evaluate", "digits", "--out", str(place), "--method", "Pixel"]
+    for more, expected in (([], []), (["--processes", "3"], [([0], ["Pixel"], 3)])):
+        outcome = CliRunner().invoke(app, [*command, *more])
+        assert outcome.exit_code == 0, outcome.output
+        assert "AUC against random removal, top 2 % of 3 queries" in outcome.output
+        assert asked == expected
 
 
 def test_datamodelling_scores_share_the_folder_and_have_random_ones_beside_them(
@@ -145,23 +195,12 @@ def test_datamodelling_scores_share_the_folder_and_have_random_ones_beside_them(
     place = tmp_path / "both"
     shutil.copytree(folder, place)
     monkeypatch.setitem(EXPERIMENTS, "digits", tiny())
-    command = [
-        "lds",
-        "digits",
-        "--out",
-        str(place),
-        "--subsets",
-        "3",
-        "--method",
-        "Pixel",
-        "--method",
-        "TID",
-    ]
+    command = ["lds", "digits", "--out", str(place), "--subsets", "3"]
+    command += ["--method", "Pixel", "--method", "TID"]
     outcome = CliRunner().invoke(app, command)
     assert outcome.exit_code == 0, outcome.output
-    assert (
-        "Linear datamodelling score, 3 subsets, 1 seed" in (place / "report" / "lds.md").read_text()
-    )
+    said = (place / "report" / "lds.md").read_text()
+    assert "Linear datamodelling score, 3 subsets, 1 seed" in said
     with open(place / "lds.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["method"], row["query"]) for row in rows] == [

@@ -17,7 +17,6 @@ from wherefrom.evaluation import (
     budget,
     estimate,
     expected_random_union,
-    noise,
     paired_test,
     per_seed_auc,
     per_seed_ratio,
@@ -27,6 +26,7 @@ from wherefrom.evaluation import (
     ratio_interval,
     removal_union,
     similarity_ratio,
+    stray,
 )
 
 
@@ -192,7 +192,7 @@ def test_the_pooled_auc_puts_all_seeds_together():
 def test_a_control_is_compared_with_the_others_of_its_seed():
     controls = {5: torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])}
     assert random_auc(controls)[5].tolist() == [1, 0.5, 0]
-    assert astuple(noise(controls)) == pytest.approx((math.sqrt(1 / 6), math.sqrt(1 / 6), 0, 1, 3))
+    assert astuple(stray(controls)) == pytest.approx((math.sqrt(1 / 6), math.sqrt(1 / 6), 0, 1, 3))
 
 
 def test_a_control_has_a_ratio_to_the_others_of_its_seed():
@@ -201,7 +201,7 @@ def test_a_control_has_a_ratio_to_the_others_of_its_seed():
     assert random_ratio(controls)[5].tolist() == pytest.approx(wanted)
 
 
-def test_the_noise_is_that_of_a_fresh_control():
+def test_the_stray_is_that_of_a_fresh_control():
     """Controls whose levels differ: the deviation seen within seeds is the one between a control
     and new ones.
     """
@@ -219,28 +219,28 @@ def test_the_noise_is_that_of_a_fresh_control():
         for s in range(400)
     ]
     apart = torch.tensor(fresh) - 0.5
-    assert noise(seeds).deviation == pytest.approx(float(apart.square().mean().sqrt()), rel=0.1)
+    assert stray(seeds).deviation == pytest.approx(float(apart.square().mean().sqrt()), rel=0.1)
     means_of_four = apart.unflatten(0, (100, 4)).mean(1)
     errors = torch.tensor(
-        [noise({s: seeds[s] for s in range(start, start + 4)}).error for start in range(0, 400, 4)]
+        [stray({s: seeds[s] for s in range(start, start + 4)}).error for start in range(0, 400, 4)]
     )
     assert float(errors.square().mean().sqrt()) == pytest.approx(
         float(means_of_four.square().mean().sqrt()), rel=0.2
     )
 
 
-def test_the_noise_of_several_metrics_is_that_of_their_mean():
+def test_the_stray_of_several_metrics_is_that_of_their_mean():
     controls = {5: torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])}
     upside_down = {5: 1 - controls[5]}
-    assert noise(controls, controls) == noise(controls)
-    assert noise(controls, upside_down).deviation == 0
+    assert stray(controls, controls) == stray(controls)
+    assert stray(controls, upside_down).deviation == 0
 
 
-def test_noise_needs_two_controls():
+def test_stray_needs_two_controls():
     with pytest.raises(WherefromError, match="seed 3 has random similarities of shape \\(1, 4\\)"):
-        noise({3: torch.zeros(1, 4)})
+        stray({3: torch.zeros(1, 4)})
     with pytest.raises(WherefromError, match="no random controls"):
-        noise({})
+        stray({})
 
 
 @pytest.mark.parametrize(

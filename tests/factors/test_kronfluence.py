@@ -8,7 +8,9 @@ the other's rule.
 from __future__ import annotations
 
 import copy
+import os
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -21,9 +23,9 @@ from torch import Tensor, nn
 import wherefrom
 from helpers import Noise, small_dit, stirred
 from wherefrom.factors.capture import Capture
+from wherefrom.factors.curvature import Curvature
 from wherefrom.factors.kernel import Path, Root, compare, plain_side, preconditioned_side, weights
-from wherefrom.factors.moments import Moments
-from wherefrom.layers.kinds import Block, Factors
+from wherefrom.layers.kinds import Factors, Part
 from wherefrom.tid.teacher import TID
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*GradScaler:FutureWarning")  # kronfluence's own
@@ -59,9 +61,9 @@ class Theirs(NamedTuple):
 class Ours(NamedTuple):
     """What TID finds, unnormalised."""
 
-    moments: Moments
-    queries: dict[str, tuple[Block, Factors]]
-    samples: dict[str, tuple[Block, Factors]]
+    curvature: Curvature
+    queries: dict[str, tuple[Part, Factors]]
+    samples: dict[str, tuple[Part, Factors]]
 
 
 # --- claims ---------------------------------------------------------------------------------------
@@ -72,8 +74,8 @@ def test_second_moments_are_kronfluences(
     denoiser: wherefrom.Denoiser, ours: Ours, theirs: Theirs, layer: str
 ) -> None:
     order = order_of_inputs(denoiser.network.get_submodule(layer))
-    assert_equal(ours.moments.matrix(layer, "a"), theirs.moments_a[layer][order][:, order])
-    assert_equal(ours.moments.matrix(layer, "b"), theirs.moments_b[layer])
+    assert_equal(ours.curvature.moment(layer, "a"), theirs.moments_a[layer][order][:, order])
+    assert_equal(ours.curvature.moment(layer, "b"), theirs.moments_b[layer])
 
 
 @pytest.mark.parametrize("path", ["gradients", "pairs"])
@@ -141,8 +143,8 @@ def denoiser() -> wherefrom.Denoiser:
 
 @pytest.fixture(scope="module")
 def ours(denoiser: wherefrom.Denoiser) -> Ours:
-    def factors(x: Tensor) -> dict[str, tuple[Block, Factors]]:
-        found: dict[str, tuple[Block, Factors]] = {}
+    def factors(x: Tensor) -> dict[str, tuple[Part, Factors]]:
+        found: dict[str, tuple[Part, Factors]] = {}
         Capture(denoiser).run(
             noised(x),
             DRAWS[0].sigma,
@@ -153,8 +155,7 @@ def ours(denoiser: wherefrom.Denoiser) -> Ours:
         return found
 
     tid = TID(denoiser, DRAWS, normalize="none").fit(TRAIN, batch_size=7)
-    assert tid._moments is not None
-    return Ours(tid._moments, factors(QUERIES), factors(TRAIN.x))
+    return Ours(tid.curvature, factors(QUERIES), factors(TRAIN.x))
 
 
 def kernel(ours: Ours, layer: str, path: Path) -> Tensor:
@@ -164,18 +165,19 @@ def kernel(ours: Ours, layer: str, path: Path) -> Tensor:
     That inverse is no Kronecker product, which is all that TID's kernel takes, but it is a sum of
     them: of u u^T x (l B + damping)^-1 over the eigenvalues l and eigenvectors u of A.
     """
-    (block, queries), (_, samples), moments = ours.queries[layer], ours.samples[layer], ours.moments
-    values_a, vectors_a = torch.linalg.eigh(moments.matrix(layer, "a"))
-    values_b, vectors_b = torch.linalg.eigh(moments.matrix(layer, "b"))
+    (part, queries), (_, samples) = ours.queries[layer], ours.samples[layer]
+    curvature = ours.curvature
+    values_a, vectors_a = torch.linalg.eigh(curvature.moment(layer, "a"))
+    values_b, vectors_b = torch.linalg.eigh(curvature.moment(layer, "b"))
     damping = 0.1 * torch.outer(values_a, values_b).mean()
-    many = plain_side(block, samples, weights(block, samples, "none"), path)
+    many = plain_side(part, samples, weights(part, samples, "none"), path)
     total = torch.zeros(len(queries.b), len(samples.b), dtype=torch.float64)
     for value, vector in zip(values_a, vectors_a.T, strict=True):
-        root_a = Root(vector[None, : block.inputs], vector[-1:] if block.one else None)
+        root_a = Root(vector[None, : part.inputs], vector[-1:] if part.one else None)
         root_b = Root((value * values_b + damping).rsqrt()[:, None] * vectors_b.T)
         total += compare(
             preconditioned_side(
-                block, queries, weights(block, queries, "none"), (root_a, root_b), path
+                part, queries, weights(part, queries, "none"), (root_a, root_b), path
             ),
             many,
         )
@@ -204,7 +206,8 @@ class SumOfOutput(Task):
 def theirs(denoiser: wherefrom.Denoiser, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     task, folder = SumOfOutput(denoiser.layers), str(tmp_path_factory.mktemp("kronfluence"))
     model = prepare_model(copy.deepcopy(denoiser.network), task)
-    analyzer = Analyzer("dit", model, task, cpu=True, disable_tqdm=True, output_dir=folder)
+    with mock.patch.dict(os.environ):  # in which it writes
+        analyzer = Analyzer("dit", model, task, cpu=True, disable_tqdm=True, output_dir=folder)
     double = torch.float64
     curvature = FactorArguments(
         strategy="kfac",

@@ -63,7 +63,6 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 def prepared(name: str, samples: int = 3) -> tuple[nn.Module, Tensor, Tensor]:
     """A layer off its initialisation, a batch for it, and a gradient at its output."""
     module, shape = CASES[name]
-    torch.manual_seed(0)
     module = module.double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -89,19 +88,19 @@ def channels_last(weights: Tensor) -> Tensor:
 def test_factors_give_the_gradients_of_autograd(name):
     module, x, grad = prepared(name)
     kind = kind_of(module)
-    blocks, factors = kind.blocks("layer", module), kind.factors(module, x, grad)
-    assert len(blocks) == len(factors)
-    for block, (a, b) in zip(blocks, factors, strict=True):
-        assert b.shape[-1] == block.outputs
-        assert a is None or (a.shape[-1] == block.inputs and a.shape[:2] == b.shape[:2])
+    parts, factors = kind.parts("layer", module), kind.factors(module, x, grad)
+    assert len(parts) == len(factors)
+    for part, (a, b) in zip(parts, factors, strict=True):
+        assert b.shape[-1] == part.outputs
+        assert a is None or (a.shape[-1] == part.inputs and a.shape[:2] == b.shape[:2])
     for sample in range(len(x)):
         parameters = dict(module.named_parameters())
         found = torch.autograd.grad(
             module(x[sample : sample + 1]), list(parameters.values()), grad[sample : sample + 1]
         )
         truth = dict(zip(parameters, found, strict=True))
-        pairs = [gradient(f, block.one) for block, f in zip(blocks, factors, strict=True)]
-        if blocks[0].diagonal:
+        pairs = [gradient(f, part.one) for part, f in zip(parts, factors, strict=True)]
+        if parts[0].diagonal:
             assert torch.allclose(
                 pairs[0][0][sample], torch.cat([slope.flatten() for slope in truth.values()])
             )
@@ -125,28 +124,28 @@ def test_factors_give_the_gradients_of_autograd(name):
 def test_factors_are_those_of_the_reference(name):
     module, x, grad = prepared(name)
     kind = kind_of(module)
-    for block, (a, b) in zip(
-        kind.blocks("layer", module), kind.factors(module, x, grad), strict=True
+    for part, (a, b) in zip(
+        kind.parts("layer", module), kind.factors(module, x, grad), strict=True
     ):
         for sample in range(len(x)):
-            pieces = {
+            theirs = {
                 piece: (a2, b2)
                 for piece, a2, b2 in taken_apart(
                     "layer", module, x[sample : sample + 1], grad[sample : sample + 1]
                 )
             }
-            their_a, their_b = pieces[block.name]
+            their_a, their_b = theirs[part.name]
             if isinstance(module, nn.modules.conv._ConvTransposeNd) and a is not None:
                 their_b = channels_last(their_b.unflatten(1, module.weight.shape[1:])).flatten(1)
             elif isinstance(module, nn.modules.conv._ConvNd) and a is not None:
                 their_a = channels_last(
-                    their_a[:, : block.inputs].unflatten(1, module.weight.shape[1:])
+                    their_a[:, : part.inputs].unflatten(1, module.weight.shape[1:])
                 ).flatten(1)
             assert torch.allclose(b[sample], their_b)
             if a is None:
                 assert their_a.shape == (1, 0)
             else:
-                assert torch.allclose(a[sample], their_a[:, : block.inputs])
+                assert torch.allclose(a[sample], their_a[:, : part.inputs])
 
 
 def test_layers_without_parameters_and_unknown_ones_have_no_kind():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 import wherefrom
-from helpers import PROCESSES, Noise, small_dit, stirred
-from wherefrom.artefacts import files as store
+from helpers import PROCESSES, Noise, contents, kept, small_dit, stirred
+from wherefrom.artefacts import files
+from wherefrom.attribution.top import TopK
 from wherefrom.factors import kernel
+from wherefrom.layers.kinds import Part
 from wherefrom.reference import Reference
+from wherefrom.tid import teacher
 
 EDM = wherefrom.EDM()
 
@@ -177,9 +181,9 @@ def test_norms_of_a_transformer_can_be_tracked_too():
 def test_pairwise_is_the_score_within_a_batch_at_one_draw():
     x = Noise(6).x
     exact = Reference(wherefrom.Denoiser(dit().double(), EDM), draws()).fit(Doubled(Noise(6)))
-    pieces = [exact.sample(x[i].double(), None, 1, "train", i)[0] for i in range(6)]
+    samples = [exact.sample(x[i].double(), None, 1, "train", i)[0] for i in range(6)]
     truth = torch.stack(
-        [torch.stack([exact.kernel(one, other) ** 2 for other in pieces]) for one in pieces]
+        [torch.stack([exact.kernel(one, other) ** 2 for other in samples]) for one in samples]
     )
     found = fitted(dit(), Noise(6)).pairwise(x, draws()[1])
     assert ((found - truth).abs() / truth).max() < 1e-4
@@ -189,35 +193,29 @@ def test_pairwise_is_the_score_within_a_batch_at_one_draw():
 @pytest.mark.parametrize("path", ["gradients", "pairs"])
 def test_both_ways_through_the_kernel_give_the_same(monkeypatch, path):
     expected = fitted(dit(), Noise(6)).scores(Noise(9).x[6:], Noise(6))
-    monkeypatch.setattr(
-        wherefrom.tid, "choose", lambda block, *_: path if block.inputs else "gradients"
-    )
-    monkeypatch.setattr(kernel, "_CHUNK", 100)  # and in small pieces
+    monkeypatch.setattr(teacher, "choose", lambda part, *_: path if part.inputs else "gradients")
+    monkeypatch.setattr(kernel, "_CHUNK", 100)  # and in small chunks
     assert torch.allclose(
         fitted(dit(), Noise(6)).scores(Noise(9).x[6:], Noise(6)), expected, rtol=1e-5
     )
 
 
 def test_the_cheaper_way_is_chosen():
-    from wherefrom.layers.kinds import Block
 
-    assert kernel.choose(Block("adaLN", 256, 4608, one=True), positions=1, queries=20) == "pairs"
-    assert (
-        kernel.choose(Block("mlp", 768, 3072, one=True), positions=288, queries=20) == "gradients"
-    )
-    assert kernel.choose(Block("mlp", 768, 3072, one=True), positions=256, queries=1) == "pairs"
+    assert kernel.choose(Part("adaLN", 256, 4608, one=True), positions=1, queries=20) == "pairs"
+    assert kernel.choose(Part("mlp", 768, 3072, one=True), positions=288, queries=20) == "gradients"
+    assert kernel.choose(Part("mlp", 768, 3072, one=True), positions=256, queries=1) == "pairs"
 
 
 @pytest.mark.parametrize(
     "network", [dit(classes=3), off_initialisation(UNet())], ids=["DiT", "UNet"]
 )
-def test_the_compiled_pass_gives_the_same(network):
+def test_the_compiled_pass_gives_the_same(network, monkeypatch):
     data = Noise(10, labels=isinstance(network, wherefrom.models.DiT))
     eager = fitted(network, data).scores(Subset(data, range(3)), data, batch_size=4)
     tid = wherefrom.TID(wherefrom.Denoiser(network, EDM), draws())
-    tid.probe._capture.compile(
-        4, torch.float32, backend="aot_eager"
-    )  # two batches of 4, one of 2 that stays eager
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    tid.probe.compile(4)  # two batches of 4, one of 2 that stays eager
     assert torch.allclose(
         tid.fit(data, batch_size=4).scores(Subset(data, range(3)), data, batch_size=4),
         eager,
@@ -255,8 +253,10 @@ def test_batch_size_and_micro_batches_do_not_matter(usual):
             Noise(10), batch_size=batch
         )
         assert torch.allclose(tid.scores(queries, Noise(10), batch_size=batch), scores, rtol=1e-4)
-    assert tid.query_group(4) < 4
-    assert tid.micro_batch(Noise(10), 64) < 10, "the small budget has made small batches"
+    assert tid.budget.fitting(4, tid.probe.query_bytes) < 4
+    assert tid.budget.fitting(64, tid.probe.image_bytes(Noise(10))) < 10, (
+        "the small budget has made small batches"
+    )
 
 
 def test_the_order_of_the_data_set_permutes_the_scores(usual):
@@ -279,9 +279,9 @@ def test_scores_are_the_mean_over_draws_taken_one_at_a_time(usual):
     assert torch.allclose(torch.stack(singles).mean(0), scores, rtol=1e-5)
 
 
-def test_pieces_of_the_training_set_do_not_matter(usual, monkeypatch):
+def test_chunks_of_the_training_set_do_not_matter(usual, monkeypatch):
     tid, queries, scores = usual
-    monkeypatch.setattr(wherefrom.tid, "_SCORES", 12)  # three images at a time
+    monkeypatch.setattr(teacher, "_SCORES", 12)  # three images at a time
     assert torch.allclose(tid.scores(queries, Noise(10), batch_size=2), scores, rtol=1e-5)
 
 
@@ -342,7 +342,7 @@ def test_the_network_is_left_as_it_was_also_after_an_exception(fails, usual):
 
 def test_attribution_is_both_ends_of_a_full_sort(usual, monkeypatch):
     tid, queries, scores = usual
-    monkeypatch.setattr(wherefrom.tid, "_SCORES", 12)
+    monkeypatch.setattr(teacher, "_SCORES", 12)
     hits = tid.attribute(queries, Noise(10), top_k=4, batch_size=2)
     best, order = scores.sort(1, descending=True)
     assert torch.equal(hits.indices, order[:, :4])
@@ -354,9 +354,8 @@ def test_attribution_is_both_ends_of_a_full_sort(usual, monkeypatch):
 
 
 def test_ties_go_to_the_smaller_index():
-    from wherefrom.attribution.result import Ranking
 
-    ranking = Ranking(3, 6)
+    ranking = TopK(3, 6)
     ranking.add(torch.arange(3), torch.tensor([[1.0, 2.0, 2.0]]))
     ranking.add(torch.arange(3, 6), torch.tensor([[2.0, 1.0, 2.0]]))
     assert ranking.result().indices.tolist() == [[1, 2, 3]]
@@ -373,7 +372,7 @@ def test_a_saved_tid_gives_the_same_scores(tmp_path, options):
     tid = fitted(dit(), Noise(6), **options)
     tid.save(tmp_path)
     again = wherefrom.TID.load(tmp_path, wherefrom.Denoiser(dit(), EDM))
-    assert again.options == tid.options
+    assert again.settings == tid.settings
     assert torch.equal(again.scores(Noise(2).x, Noise(6)), tid.scores(Noise(2).x, Noise(6)))
 
 
@@ -390,24 +389,24 @@ def test_a_tid_of_another_model_is_refused_naming_what_differs(tmp_path):
 def test_a_full_disk_keeps_what_was_saved_before(tmp_path, monkeypatch):
     tid = fitted(dit(), Noise(6))
     tid.save(tmp_path)
-    before = (tmp_path / "tid.safetensors").read_bytes()
+    before = contents(tmp_path)
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(wherefrom.WherefromError, match="No space left"):
         tid.save(tmp_path)
-    assert (tmp_path / "tid.safetensors").read_bytes() == before
+    assert contents(tmp_path) == before
 
 
 SCRIPT = """
     import sys
-    sys.path.insert(0, {tests!r})
+    sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
     import wherefrom
     from test_teacher import dit, draws, EDM
     from helpers import Noise
-    from wherefrom.artefacts.files import Pace
+    from wherefrom.artefacts.pace import Pace
     Pace.seconds = Pace.times = 0.0
     print("ready", flush=True)
     tid = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws())
@@ -417,7 +416,6 @@ SCRIPT = """
 
 def test_a_fit_that_was_killed_goes_on_to_the_same_numbers(tmp_path):
     script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), store=str(tmp_path))
-    path = tmp_path / "moments.safetensors"
     for goal in (10, 60):
         child = subprocess.Popen(
             [sys.executable, "-c", script],
@@ -425,16 +423,16 @@ def test_a_fit_that_was_killed_goes_on_to_the_same_numbers(tmp_path):
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        while child.poll() is None and (not path.exists() or store.load(path)[1]["done"] < goal):
+        while child.poll() is None and kept(tmp_path).get("done", 0) < goal:
             time.sleep(0.02)
         child.kill()
         child.wait()
-        assert goal <= store.load(path)[1]["done"] < 400
+        assert goal <= kept(tmp_path)["done"] < 400
     resumed = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(
         Noise(400), batch_size=2, store=tmp_path
     )
     straight = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(Noise(400), batch_size=2)
-    sums = resumed._moments.sums, straight._moments.sums
+    sums = resumed.curvature._moments.sums, straight.curvature._moments.sums
     assert all(torch.equal(sums[0][name], sums[1][name]) for name in sums[1])
     with pytest.raises(
         wherefrom.WherefromError,
@@ -447,7 +445,7 @@ def test_a_fit_that_was_killed_goes_on_to_the_same_numbers(tmp_path):
 
 def test_a_subset_estimates_the_curvature():
     tid = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(Noise(10), samples=4)
-    assert tid.observations == 8
+    assert tid.curvature.observations == 8
     again = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(
         Noise(10), samples=4, batch_size=3
     )

@@ -22,8 +22,10 @@ from torch import Tensor
 import wherefrom
 from helpers import Noise
 from projections import DIM, Images, M, Projection
-from wherefrom.artefacts import files as store
-from wherefrom.search import shards
+from wherefrom.artefacts import artefact as artefacts
+from wherefrom.artefacts import files
+from wherefrom.search import exact
+from wherefrom.search import store as search
 from wherefrom.tide import bank as bank_module
 from wherefrom.tide.bank import Bank
 
@@ -41,13 +43,18 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def written(folder: Path) -> int:
+    """Shards that the list of a bank has."""
+    return len(json.loads((folder / "artefact.json").read_text())["files"])
+
+
 def shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.safetensors"
 
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr(shards, "_SHARD", 9 * M * DIM * 2)  # of float16: eight images, two batches
+    monkeypatch.setattr(search, "_SHARD", 9 * M * DIM * 2)  # of float16: eight images, two batches
 
 
 @pytest.fixture
@@ -98,11 +105,11 @@ def test_a_search_is_both_ends_of_a_full_sort(bank):
     assert hits.percentiles[0, :2].tolist() == pytest.approx([100, 100 * 38 / 39])
 
 
-def test_groups_of_queries_and_pieces_of_the_bank_do_not_matter(bank, monkeypatch):
+def test_groups_of_queries_and_chunks_of_the_bank_do_not_matter(bank, monkeypatch):
     scores, hits = bank.scores(QUERIES), bank.search(QUERIES, 4)
     monkeypatch.setattr(bank_module, "_QUERIES", 4 * M * DIM)  # four queries together, then two
     monkeypatch.setattr(bank_module, "_EMBEDDED", 3)
-    monkeypatch.setattr(bank_module, "_SCORES", 12)  # three items at a time
+    monkeypatch.setattr(exact, "_SCORES", 12)  # three items at a time
     assert torch.allclose(bank.scores(QUERIES), scores, atol=1e-6)
     again = bank.search(QUERIES, 4)
     assert torch.equal(again.indices, hits.indices)
@@ -162,9 +169,9 @@ def test_a_device_that_holds_the_whole_bank_gives_the_same_and_reads_it_once(
         streamed = Bank.open(tmp_path, Projection())
         scores, single = streamed.scores(QUERIES), streamed.at_draw(2, torch.ones(1, DIM))
         with monkeypatch.context() as patch:
-            patch.setattr(Bank, "_fits", lambda *_: True)  # as it does on CUDA
+            patch.setattr(exact.Exact, "_fits", lambda *_: True)  # as it does on CUDA
             assert torch.allclose(bank.scores(QUERIES), scores, atol=1e-6)
-            patch.setattr(Bank, "_loaded", None)
+            patch.setattr(exact.Exact, "_loaded", None)
             assert torch.allclose(bank.at_draw(2, torch.ones(1, DIM)), single, atol=1e-6)
             assert torch.allclose(
                 bank.search(QUERIES, 3).scores,
@@ -208,13 +215,13 @@ def test_a_shard_may_be_deleted_whole(bank):
 
 
 def test_an_append_that_fails_leaves_the_bank_as_it_was(bank, folder, monkeypatch):
-    scores, listed = bank.scores(QUERIES), (folder / "bank.json").read_bytes()
+    scores, listed = bank.scores(QUERIES), (folder / "artefact.json").read_bytes()
     images = Images(30)
     images.x[29, 0, 0, 0] = math.nan
     with pytest.raises(wherefrom.WherefromError, match=r"item 29 .*NaN"):
         bank.append(images)
     assert shard(folder, 6).exists(), "whole shards were written, and count for nothing"
-    assert (folder / "bank.json").read_bytes() == listed
+    assert (folder / "artefact.json").read_bytes() == listed
     for each in (bank, Bank.open(folder, Projection())):
         assert torch.equal(each.scores(QUERIES), scores)
     assert bank.append(Images(12, seed=5)).tolist() == list(range(40, 52))
@@ -254,7 +261,7 @@ def test_a_bank_that_somebody_else_changed_is_not_overwritten(bank, folder):
 
 def test_vectors_are_mapped_and_not_loaded(bank, folder):
     bank.scores(QUERIES)
-    place = bank._shards.read(3, bank._manifest).values.data_ptr()
+    place = bank.store.artefact.read("shard-00003")["values"].data_ptr()
     regions = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     spans = [([int(end, 16) for end in region[0].split("-")], region[-1]) for region in regions]
     assert [path for (start, end), path in spans if start <= place < end] == [str(shard(folder, 3))]
@@ -269,9 +276,9 @@ def test_a_finished_bank_is_returned_at_once(folder):
 
 SCRIPT = """
     import sys
-    sys.path.insert(0, {tests!r})
-    from test_bank import BATCH, DIM, M, Bank, Noise, Projection, shards
-    shards._SHARD = 9 * M * DIM * 2
+    sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
+    from test_bank import BATCH, DIM, M, Bank, Noise, Projection, search
+    search._SHARD = 9 * M * DIM * 2
     Bank.build(Projection(pause=0.02), Noise(400), {folder!r}, batch_size=BATCH)
 """
 
@@ -286,11 +293,11 @@ def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
         time.sleep(0.01)
     child.kill()
     child.wait()
-    done = len(shards.Manifest.load(killed).shards)
+    done = written(killed)
     assert 7 <= done < 50
     with pytest.raises(
         wherefrom.WherefromError,
-        match=rf"holds {8 * done} of 400 images.*call tide.index\(...\) again",
+        match=rf"holds {8 * done} of 400 images.*call tide.index\(dataset, folder\)",
     ):
         Bank.open(killed, Projection())
     student = Projection()
@@ -309,16 +316,14 @@ def test_an_interrupted_build_keeps_every_whole_shard(tmp_path, folder):
 
     with pytest.raises(KeyboardInterrupt):
         Bank.build(Interrupted(), Noise(40), tmp_path / "stopped", batch_size=BATCH)
-    assert len(shards.Manifest.load(tmp_path / "stopped").shards) == 3, (
-        "seven batches are three shards and a half"
-    )
+    assert written(tmp_path / "stopped") == 3, "seven batches are three shards and a half"
     Bank.build(Projection(), Noise(40), tmp_path / "stopped", batch_size=BATCH)
     assert bytes_of(tmp_path / "stopped") == bytes_of(folder)
 
 
 def test_a_full_disk_surfaces_soon_and_keeps_what_was_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_SHARD", 80 * M * DIM * 2)  # twenty batches
-    real, failed, student = store.save_file, [], Projection(pause=0.01)
+    monkeypatch.setattr(search, "_SHARD", 80 * M * DIM * 2)  # twenty batches
+    real, failed, student = files.save_file, [], Projection(pause=0.01)
 
     def full_once(tensors: Any, part: str, **rest: Any) -> None:
         if "shard-00001" in part and not failed:
@@ -326,18 +331,18 @@ def test_a_full_disk_surfaces_soon_and_keeps_what_was_there(tmp_path, monkeypatc
             raise OSError(28, "No space left on device")
         real(tensors, part, **rest)
 
-    monkeypatch.setattr(store, "save_file", full_once)
+    monkeypatch.setattr(files, "save_file", full_once)
     with pytest.raises(wherefrom.WherefromError, match=r"shard-00001.*No space left on device"):
         Bank.build(student, Noise(400), tmp_path / "full", batch_size=BATCH)
     assert len(student.seen) < failed[0] + 12, "not only when the next shard is full"
-    assert set(bytes_of(tmp_path / "full")) == {"bank.json", "shard-00000.safetensors"}
+    assert set(bytes_of(tmp_path / "full")) == {"artefact.json", "shard-00000.safetensors"}
     Bank.build(Projection(), Noise(400), tmp_path / "full")
     Bank.build(Projection(), Noise(400), tmp_path / "straight", batch_size=BATCH)
     assert bytes_of(tmp_path / "full") == bytes_of(tmp_path / "straight")
 
 
 def test_after_a_failed_write_nothing_more_is_written(tmp_path, monkeypatch):
-    real, writes = shards.save, []
+    real, writes = artefacts.save, []
 
     def full_once(path: Path, *rest: Any) -> None:
         writes.append(path.name)
@@ -346,11 +351,11 @@ def test_after_a_failed_write_nothing_more_is_written(tmp_path, monkeypatch):
             raise wherefrom.WherefromError("no space left")
         real(path, *rest)
 
-    monkeypatch.setattr(shards, "save", full_once)
+    monkeypatch.setattr(artefacts, "save", full_once)
     with pytest.raises(wherefrom.WherefromError, match="no space left"):
         Bank.build(Projection(), Noise(80), tmp_path, batch_size=BATCH)
     assert writes == ["shard-00000.safetensors", "shard-00001.safetensors"]
-    assert len(shards.Manifest.load(tmp_path).shards) == 1
+    assert written(tmp_path) == 1
 
 
 def test_a_full_disk_keeps_the_ids_that_were_there(bank, folder, monkeypatch):
@@ -359,13 +364,13 @@ def test_a_full_disk_keeps_the_ids_that_were_there(bank, folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
-        with pytest.raises(wherefrom.WherefromError, match=r"bank.json .No space left"):
+        with pytest.raises(wherefrom.WherefromError, match=r"artefact.json .No space left"):
             bank.delete([1])
     assert len(bank) == len(Bank.open(folder, Projection())) == 40
 
 
 def test_at_most_two_shards_wait_for_the_disk(tmp_path, monkeypatch):
-    real, student, ahead = store.save_file, Projection(), []
+    real, student, ahead = files.save_file, Projection(), []
 
     def slow(tensors: Any, part: str, **rest: Any) -> None:
         time.sleep(0.02)
@@ -373,7 +378,7 @@ def test_at_most_two_shards_wait_for_the_disk(tmp_path, monkeypatch):
         ahead.append(sum(count for count, _ in student.seen) / 8 - written)
         real(tensors, part, **rest)
 
-    monkeypatch.setattr(store, "save_file", slow)
+    monkeypatch.setattr(files, "save_file", slow)
     Bank.build(student, Noise(160), tmp_path, batch_size=BATCH)
     assert max(ahead) <= 4, "one being written, two waiting, one computed"
     assert max(ahead) > 1, "the next is computed meanwhile"
@@ -403,15 +408,15 @@ def test_a_shard_that_is_missing_truncated_or_edited_is_named(folder):
 
 
 def test_a_bank_file_that_is_missing_foreign_or_damaged_is_named(folder):
-    path = folder / "bank.json"
+    path = folder / "artefact.json"
     whole = path.read_text()
     broken = json.loads(whole)
-    del broken["shards"]
+    del broken["files"]
     for content, message in (
         (None, "there is no bank in"),
-        ('{"kind": "else"}', "bank.json is not a file that wherefrom wrote"),
-        (whole[:50], "bank.json is damaged"),
-        (json.dumps(broken), "bank.json is damaged"),
+        ('{"kind": "else"}', "artefact.json is not a file that wherefrom wrote"),
+        (whole[:50], "artefact.json is damaged"),
+        (json.dumps(broken), "artefact.json is damaged"),
     ):
         path.unlink(missing_ok=True)
         if content is not None:
@@ -426,7 +431,7 @@ def test_another_student_is_refused_naming_what_differs(folder):
         (Projection(draws=4), "draws was"),
         (Projection(process=wherefrom.EDM(rho=5.0)), "process was"),
     ):
-        with pytest.raises(wherefrom.WherefromError, match=f"made by another student: .*{what}"):
+        with pytest.raises(wherefrom.WherefromError, match=f"is of another student: .*{what}"):
             Bank.open(folder, student)
         with pytest.raises(
             wherefrom.WherefromError, match=f"holds another bank: .*{what}.*choose another folder"
@@ -518,5 +523,5 @@ def test_an_empty_bank_is_not_searched(bank):
 def test_an_embedding_that_is_not_finite_is_named():
     student = Projection()
     student.weight[2, :, 0] = math.inf
-    with pytest.raises(wherefrom.WherefromError, match="embedding of item 0 is not finite"):
+    with pytest.raises(wherefrom.WherefromError, match="item 0 gives numbers that are not finite"):
         Bank.build(student, Noise(4))

@@ -25,7 +25,6 @@ def test_it_has_the_papers_parameters() -> None:
 
 @pytest.mark.parametrize("heads", [1, 4])
 def test_pooling_is_multi_head_attention_of_one_query(heads: int) -> None:
-    torch.manual_seed(0)
     pool, attention = (
         AttentionPool(24, heads).double(),
         nn.MultiheadAttention(24, heads, batch_first=True).double(),

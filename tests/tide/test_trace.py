@@ -7,8 +7,9 @@ import torch
 
 import wherefrom
 from helpers import Noise, small_dit, stirred
+from wherefrom.attribution.agreement import spearman
+from wherefrom.diffusion import streams
 from wherefrom.tide.embedder import Embedder
-from wherefrom.tide.loss import spearman
 
 SIZE = Embedder([(18, 16)], dim=16, hidden=8, heads=2)
 DATA = Noise(30)
@@ -75,8 +76,8 @@ def test_without_alignment_the_hits_are_the_mean_over_the_steps(bank: wherefrom.
     total = torch.zeros(3, 30)
     for m, (x, sigma) in enumerate(seen):  # six draws and six steps share one grid
         assert float(sigma) == pytest.approx(float(draws.sigmas[m]))
-        taps = wherefrom.diffusion.taps.Taps(denoiser)
-        with torch.no_grad(), wherefrom.diffusion.taps.listening(taps):
+        taps = streams.Taps(denoiser)
+        with torch.no_grad(), streams.listening(taps):
             denoiser(x, sigma)
         total += bank.at_draw(m, bank.student.vectors(taps.streams)) / 6
     scores = torch.zeros(3, 30).scatter(1, trace.hits.indices, trace.hits.scores)

@@ -100,7 +100,7 @@ class Artefact:
             if content["wherefrom"] != kind:
                 is_now = content["wherefrom"]
                 raise WherefromError(
-                    f"{place} holds a {is_now}, not a {kind}: choose another folder"
+                    f"{place} holds a {is_now} and no {kind}: choose another folder"
                 )
             found = cls(place, kind, content["identity"])
             found.state, found.threads = dict(content["state"]), int(content["threads"])

@@ -169,7 +169,8 @@ class Encoder(Attributor):
         """The method, its encoder and every setting that changes a number."""
         name = self.name or getattr(self.encode, "__name__", type(self.encode).__name__)
         how = self.encode.about if isinstance(self.encode, Activations) else {}
-        return {"method": "Encoder", "encoder": name, "dtype": self.dtype, **how}
+        kept = {"conditional": self.conditional, "dtype": self.dtype}
+        return {"method": "Encoder", "encoder": name, **kept, **how}
 
     def identity(self) -> dict[str, Any]:
         """What the vectors depend on."""
@@ -178,13 +179,14 @@ class Encoder(Attributor):
         if isinstance(self.encode, nn.Module):
             layers = fingerprint(repr(self.encode))
             weights = fingerprint(dict(self.encode.state_dict()))
-            return {"encoder": type(self.encode).__name__, "layers": layers, "weights": weights}
+            what = {"encoder": type(self.encode).__name__, "layers": layers, "weights": weights}
+            return {**what, "conditional": self.conditional}
         if self.name is None:
             raise WherefromError(
                 f"a store cannot tell {self.about['encoder']!r} from other encoders: name it, "
                 "Encoder(encode, name=...)"
             )
-        return {"encoder": self.name}
+        return {"encoder": self.name, "conditional": self.conditional}
 
     # --- embeddings -------------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ class MUCS(Attributor):
             **dataclasses.asdict(self.settings),
             "share": self.share,
             "draws": len(self._sigmas),
+            "of_draws": len(self.draws),  # 7 of 9 are others than 7 of 10
             "draws_seed": self.draws.seed,
             "parameters": list(self.parameters),
             "trained": sum(network.get_parameter(name).numel() for name in self.parameters),

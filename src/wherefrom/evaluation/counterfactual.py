@@ -264,8 +264,7 @@ class Study:
             parts = self.files.parts_of_scores(name, prepared.settings)
             found = join_parts(parts) if parts else self._computed(prepared, slice(None))
             scores, seconds = found
-            state = {"method": name, "seconds": seconds, "images": scores.shape[1]}
-            kept.finish(state, scores={"scores": scores})
+            kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
         return kept.read("scores")["scores"], prepared.settings
 
     def score_part(self, name: str, method: Method, part: int, parts: int) -> None:

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -41,6 +42,7 @@ class Job(NamedTuple):
     seed: int
     method: str = ""
     part: int = 0
+    parts: int = 1  # of how many
 
     def __str__(self) -> str:
         number = str(self.part) if self.stage == "part" else ""
@@ -49,7 +51,7 @@ class Job(NamedTuple):
         )
 
 
-def jobs(seeds: Sequence[int], methods: Sequence[str]) -> dict[Job, set[Job]]:
+def jobs(seeds: Sequence[int], methods: Sequence[str], queries: int) -> dict[Job, set[Job]]:
     """Every job, and those that must be done before it."""
     needs: dict[Job, set[Job]] = {}
     for seed in seeds:
@@ -57,9 +59,10 @@ def jobs(seeds: Sequence[int], methods: Sequence[str]) -> dict[Job, set[Job]]:
         needs[trained] = set()
         scored: set[Job] = set()
         for name in methods:
-            if name in _PARTS:
+            count = min(_PARTS.get(name, 1), queries)
+            if count > 1:
                 fitted = Job("fit", seed, name)
-                parts = {Job("part", seed, name, part) for part in range(_PARTS[name])}
+                parts = {Job("part", seed, name, part, count) for part in range(count)}
                 needs |= {fitted: {trained}, **{part: {fitted} for part in parts}}
                 scored |= parts
             else:
@@ -89,7 +92,8 @@ def evaluate_in_parallel(
         raise WherefromError(f"there must be at least one process, not {processes}")
     names = list(experiment.methods(methods))
     claimed(experiment.setup(data), folder, experiment.queries, experiment.coupled)
-    waiting, context = jobs(seeds, names), multiprocessing.get_context("spawn")
+    waiting = jobs(seeds, names, experiment.queries)
+    context = multiprocessing.get_context("spawn")
     running: dict[Job, BaseProcess] = {}
     done: set[Job] = set()
     threads = max(1, (os.cpu_count() or 1) // processes)
@@ -126,13 +130,19 @@ def _work(
     """One job, in a process of its own."""
     log = _log(folder, job)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "w") as file, contextlib.redirect_stdout(file):
-        sys.stderr = file
+    with (
+        open(log, "w") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
         torch.set_num_threads(threads)
         try:
             _do(experiment, folder, data, names, job)
         except WherefromError as error:
             print(error, file=file)
+            sys.exit(1)
+        except Exception:
+            traceback.print_exc(file=file)
             sys.exit(1)
 
 
@@ -151,7 +161,7 @@ def _do(experiment: Experiment, folder: Path, data: Data, names: list[str], job:
     if job.stage == "fit":
         study.fit(job.method, method)
     elif job.stage == "part":
-        study.score_part(job.method, method, job.part, _PARTS[job.method])
+        study.score_part(job.method, method, job.part, job.parts)
     else:
         study.scores(job.method, method)
 

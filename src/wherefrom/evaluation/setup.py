@@ -174,6 +174,7 @@ class Setup:
         return {
             "process": fingerprint(self.process),
             "data": data_fingerprint(self.dataset),
+            "images": length(self.dataset),
             "conditions": None if self.conditions is None else data_fingerprint(self.conditions),
             "network": fingerprint(dict(self.network(0).state_dict())),
             **plain,

@@ -179,13 +179,6 @@ class SeedFolder:
         files = (path for place in kept[:1] for path in place.rglob("*") if path.is_file())
         return Cost(seconds["fit"], seconds["score"], sum(path.stat().st_size for path in files))
 
-    def training_images(self) -> int | None:
-        """The size of the training set, as any scores have it."""
-        for place in sorted((self.folder / "scores").glob("*")):
-            if there(place):
-                return int(Artefact.open(place, _SCORES).state["images"])
-        return None
-
     def _read(self, artefact: Artefact, name: str) -> Tensor:
         if not artefact.state:
             raise WherefromError(f"there are no {name} in {artefact.folder}: run the evaluation")

@@ -18,6 +18,7 @@ from ..errors import WherefromError
 from ..evaluation.lds import LDS
 from ..evaluation.results import Results
 from ..evaluation.statistics import (
+    Estimate,
     PerSeed,
     budget,
     estimate,
@@ -72,7 +73,7 @@ class Tables:
                 "the same seeds"
             )
         rows = [row for row in self.results.rows if row.seed in seeds]
-        return self._auc(names, Results(rows), seeds)
+        return self._against("TID", names, Results(rows), seeds)
 
     def _ablated(self) -> tuple[list[str], list[int]]:
         """TID and its ablations, and the seeds that have all of them."""
@@ -100,25 +101,36 @@ class Tables:
         """Every method beside one of them, best first: the mean AUC, how it differs seed by seed,
         and whether that can be chance (an exact sign-flip test in which a seed counts once).
         """
-        theirs, rows = self.results.seed_aucs(reference, self.fraction), []
-        for method in self.methods:
-            mine = self.results.seed_aucs(method, self.fraction)
-            common = [seed for seed in mine if seed in theirs]
+        return self._against(reference, self.methods, self.results, self.seeds)
+
+    def _against(
+        self, reference: str, methods: Sequence[str], results: Results, seeds: Sequence[int]
+    ) -> Table:
+        at, rows = self.fraction, []
+        theirs = results.seed_aucs(reference, at) if reference in methods else {}
+        for method in methods:
+            mine, sizes = results.seed_aucs(method, at), results.removed(method, at)
+            common = [] if method == reference else [seed for seed in mine if seed in theirs]
             less, chance = "", ""
-            if method != reference and common:
+            if common:
+                less = _signed(estimate([mine[seed] - theirs[seed] for seed in common]))
+            if len(common) > 1:
                 test = paired_test(_apart(mine, common), _apart(theirs, common))
-                error = estimate([mine[seed] - theirs[seed] for seed in common]).error
-                less, chance = f"{test.difference:+.3f} ± {error:.3f}", f"{test.p_value:.3f}"
-            value, sizes = estimate(mine.values()), self.results.removed(method, self.fraction)
-            removed = f"{sum(sizes.values()) / len(sizes):,.0f}"
-            rows.append((value.mean, [method, estimated(value), less, chance, removed]))
+                chance = number(test.p_value)
+            value, removed = estimate(mine.values()), sum(sizes.values()) / len(sizes)
+            cells = [method, estimated(value), less, chance, f"{removed:,.0f}", str(len(mine))]
+            rows.append((value.mean, cells))
         rows.sort(key=lambda row: -row[0])
-        controls = [self.results.controls(metric, self.fraction) for metric in self.results.metrics]
-        noise = [_RANDOM, _stray(*controls), "", "", ""]
-        head = ["removal chosen by", "mean AUC", f"less {reference}'s", "p", "images removed"]
-        metrics = ", ".join(self.results.metrics)
-        title = f"Mean AUC of {metrics}, {self._words()}; p over seeds, seed by seed"
-        return Table(title, head, [*(row for _, row in rows), noise])
+        controls = [results.controls(metric, at) for metric in results.metrics]
+        last = [_RANDOM, _stray(*controls), "", "", "", str(len(controls[0]))]
+        head = ["removal chosen by", "mean AUC", f"less {reference}'s", "p"]
+        title = (
+            f"Mean AUC by {', '.join(results.metrics)} against random removal, "
+            f"{self._words(seeds)}; mean over seeds ± standard error; p: exact sign-flip test in "
+            "which a seed counts once"
+        )
+        head += ["images removed", "seeds"]
+        return Table(title, head, [*(cells for _, cells in rows), last])
 
     def ratios(self) -> Table:
         """How much less alike than after random removal, in percent of its median."""
@@ -149,10 +161,9 @@ class Tables:
                 [method, *(f"{sizes[seed]:,}" if seed in sizes else "" for seed in self.seeds)]
             )
         queries = 1 + max(row.query for row in results.rows)
-        images = self._images()
-        if images is not None:
-            expected = expected_random_union(images, budget(images, at), queries)
-            rows.append(["random, expected", *[f"{expected:,.0f}"] * len(self.seeds)])
+        images = self.settings["images"]
+        expected = expected_random_union(images, budget(images, at), queries)
+        rows.append(["random, expected", *[f"{expected:,.0f}"] * len(self.seeds)])
         return Table(
             f"Training images removed, {self._words()}",
             ["chosen by", *(f"seed {seed}" for seed in self.seeds)],
@@ -291,12 +302,13 @@ class Tables:
 
     def all(self) -> dict[str, Callable[[], Table]]:
         """How to make every table, by the name of its file; that of ablations only where a seed has
-        some.
+        some, that against TID only where TID was run.
         """
         names, seeds = self._ablated()
         ablated = {"ablations": self.ablations} if seeds and _ABLATIONS & set(names) else {}
+        against = {"against": self.against} if "TID" in self.methods else {}
         return {
-            "against": self.against,
+            **against,
             "auc": self.auc,
             **ablated,
             "ratios": self.ratios,
@@ -307,15 +319,15 @@ class Tables:
             "costs": self.costs,
         }
 
-    def _images(self) -> int | None:
-        """The size of the training set, as any stored scores have it."""
-        known = (self.evaluation.seed(seed).training_images() for seed in self.seeds)
-        return next((count for count in known if count is not None), None)
-
     def _words(self, seeds: Sequence[int] | None = None) -> str:
         how = "coupled" if self.settings["coupled"] else "uncoupled"
         over, queries = seeds_said(len(seeds or self.seeds)), self.settings["queries"]
         return f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining"
+
+
+def _signed(value: Estimate) -> str:
+    error = "" if value.count < 2 else f" ± {number(value.error)}"
+    return f"{value.mean:+.3f}".replace("0.", ".", 1) + error
 
 
 def _apart(values: Mapping[int, float], seeds: Sequence[int]) -> PerSeed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from ..data.items import Dataset
 from ..errors import WherefromError, need
 from ..running.progress import bar
 from ..running.threads import threads
+from .exact import Exact
 from .store import VectorStore
 
 _TIMES = 4  # candidates for each item that is asked for
@@ -34,6 +36,7 @@ _POINTS = 39  # training points for each centroid, under which faiss calls a clu
 _ROWS = 1024  # items projected together
 _SEED = 0
 _KIND, _ANEW = "approximate index", "make it anew with bank.approximate()"
+_FOLDER = "approximate"  # inside the one it is saved in, which may be the bank's
 
 
 class Searched(Protocol):
@@ -137,7 +140,7 @@ class Approximate:
     def save(self, folder: Folder) -> None:
         """Write the index; it serves this bank until an item is appended or deleted."""
         index = torch.from_numpy(need("faiss", "search").serialize_index(self._index))
-        artefact = Artefact.anew(folder, _KIND, self._made_of)
+        artefact = Artefact.anew(Path(folder) / _FOLDER, _KIND, self._made_of)
         state = {"probes": self.probes, "recall": self.recall}
         artefact.finish(state, index={"index": index, "axes": self._axes})
 
@@ -145,7 +148,7 @@ class Approximate:
     def open(cls, folder: Folder, bank: Searched) -> Self:
         """An index that was saved, for the same bank."""
         faiss = need("faiss", "search")
-        artefact = Artefact.open(folder, _KIND, _ANEW)
+        artefact = Artefact.open(Path(folder) / _FOLDER, _KIND, _ANEW)
         differs = differing(artefact.identity, bank.store.identity())
         if differs:
             raise WherefromError(
@@ -177,7 +180,8 @@ class Approximate:
     def _measured(self, vectors: Tensor) -> float:
         store = self.bank.store
         top = math.ceil(_SHARE * len(store))
-        exact = store.nearest(vectors, top, range(store.draws), self.bank.device, {}).indices
+        search = Exact(store)
+        exact = search.nearest(vectors, top, range(store.draws), self.bank.device, {}).indices
         candidates = self._candidates(vectors, top)
         pairs = zip(exact, candidates, strict=True)
         found = [torch.isin(row, proposed).float().mean() for row, proposed in pairs]

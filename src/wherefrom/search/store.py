@@ -19,12 +19,9 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
-from ..attribution.result import Attribution
-from ..attribution.top import TopK
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
 from ..errors import WherefromError
-from ..running.memory import free_memory
 from ..running.progress import bar
 from .vectors import Dtype, Vectors, join
 from .writer import Writer
@@ -34,7 +31,6 @@ Make = Callable[[Tensor, Cond, Sequence[int]], Tensor]
 
 _SHARD = 64 * 2**20  # bytes
 _LONG = 60.0  # seconds after which a shard is closed though it is not full
-_SCORES = 2**24  # elements of the largest chunk of the score matrix that is held
 
 
 class VectorStore:
@@ -48,7 +44,6 @@ class VectorStore:
         self._batch_size = int(state["batch_size"])  # the same batches give the same bits
         self._counts: list[int] = list(state["counts"])  # items of each shard
         self._deleted: list[int] = list(state["deleted"])  # ids, ascending
-        self._resident: Vectors | None = None
 
     # --- making ---------------------------------------------------------------------------------
 
@@ -175,7 +170,6 @@ class VectorStore:
         how = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
         self.artefact.commit({**how, "counts": counts, "deleted": deleted})
         self._counts, self._deleted = counts, deleted
-        self._resident = None
 
     # --- contents -------------------------------------------------------------------------------
 
@@ -206,7 +200,7 @@ class VectorStore:
     @property
     def ids(self) -> Tensor:
         """The ids of the items that are there, ascending: [N] int64."""
-        return self._alive().nonzero().flatten()
+        return self.alive().nonzero().flatten()
 
     def shards(self) -> Iterator[tuple[int, Vectors]]:
         """The first id and the vectors of shard after shard, deleted items among them."""
@@ -248,121 +242,18 @@ class VectorStore:
                 "was opened: open it again"
             )
 
-    # --- exact search ---------------------------------------------------------------------------
-
-    def chosen_draws(self, draws: int | Sequence[int] | None) -> list[int]:
-        """The draws that are meant, once it is clear that there is something to search.
-
-        None: all; a number: so many, evenly spaced; or a list of indices.
-        """
-        if len(self) == 0:
-            raise WherefromError(
-                f"every item of this {self.artefact.kind} was deleted: append others before "
-                "searching it"
-            )
-        count = self.draws
-        if draws is None:
-            return list(range(count))
-        if isinstance(draws, int):
-            if not 1 <= draws <= count:
-                raise WherefromError(
-                    f"draws must be from 1 to the {count} of this {self.artefact.kind}, not {draws}"
-                )
-            if draws == 1:
-                return [(count - 1) // 2]
-            return [place * (count - 1) // (draws - 1) for place in range(draws)]
-        chosen = list(draws)
-        once = len(set(chosen)) == len(chosen)
-        if not chosen or not once or not all(m in range(count) for m in chosen):
-            raise WherefromError(
-                f"draws must be different indices from 0 to {count - 1}, not {chosen}"
-            )
-        return chosen
-
-    def scan(
-        self, vectors: Tensor, draws: Sequence[int], device: torch.device
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids [n] and scores [Q, n] of the items that are there, in order, on a device, chunk after
-        chunk.
-
-        A score is the mean inner product with vectors [Q, m, d] over these draws.
-        """
-        if vectors.shape[1:] != (len(draws), self.dim):
-            raise WherefromError(
-                f"the vectors have shape {tuple(vectors.shape)}; those of {len(draws)} draws are "
-                f"[Q, {len(draws)}, {self.dim}]"
-            )
-        half = device.type == "cuda" and self.dtype != "float32"
-        queries = vectors.to(device, torch.float16 if half else torch.float32)
-        queries = queries.transpose(0, 1)  # [m, Q, d]
-        alive = self._alive().to(device) if self._deleted else None
-        chunk = max(1, _SCORES // max(1, len(vectors)))
-        with bar(self.given, "searching", "image", delay=2) as progress:
-            for first, stored in self._on(device):
-                for start in range(0, stored.count, chunk):
-                    some = stored.rows(slice(start, start + chunk))
-                    scores = some.dot(queries, draws).div_(len(draws))
-                    ids = torch.arange(first + start, first + start + some.count, device=device)
-                    if alive is not None:
-                        kept = alive[ids]
-                        ids, scores = ids[kept], scores[:, kept]
-                    if len(ids):
-                        yield ids, scores
-                    progress.update(some.count)
-
-    def nearest(
-        self,
-        vectors: Tensor,
-        top_k: int,
-        draws: Sequence[int],
-        device: torch.device,
-        about: Mapping[str, Any],
-    ) -> Attribution:
-        """Both ends of the ranking by `scan`."""
-        top = TopK(top_k, len(self))
-        for ids, scores in self.scan(vectors, draws, device):
-            top.add(ids, scores)
-        return top.result(about)
-
-    def _on(self, device: torch.device) -> Iterator[tuple[int, Vectors]]:
-        """Shard after shard, or all at once where the device can hold them."""
-        if self._resident is not None and self._resident.values.device != device:
-            self._resident = None
-        if self._resident is None and self._fits(device):
-            self._resident = self._loaded(device)
-        if self._resident is None:
-            yield from self.shards()
-        else:
-            yield 0, self._resident
-
-    def _fits(self, device: torch.device) -> bool:
-        return device.type == "cuda" and self.given * self._item_bytes <= free_memory(device) // 2
-
-    def _loaded(self, device: torch.device) -> Vectors:
-        """All vectors on a device, there item after item, so that a score is one inner product."""
-        dtype = getattr(torch, self.dtype)
-        values = torch.empty(self.given, self.draws, self.dim, dtype=dtype, device=device)
-        scales = None
-        if self.dtype == "int8":
-            scales = torch.empty(self.given, self.draws, device=device)
-        for first, shard in self.shards():
-            stored = shard.to(device)
-            values[first : first + stored.count] = stored.values.transpose(0, 1)
-            if scales is not None and stored.scales is not None:
-                scales[first : first + stored.count] = stored.scales.T
-        return Vectors(values.transpose(0, 1), None if scales is None else scales.T)
-
     # --- sizes and checks -----------------------------------------------------------------------
 
     @property
-    def _item_bytes(self) -> int:
+    def item_bytes(self) -> int:
+        """Bytes of one item's vectors."""
         width = self.dim * getattr(torch, self.dtype).itemsize + (4 if self.dtype == "int8" else 0)
         return self.draws * width
 
     @property
     def _shard_items(self) -> int:
         """Items of a full shard: whole batches, unless one alone is larger than a shard."""
-        most, batch = max(1, _SHARD // self._item_bytes), self._batch_size
+        most, batch = max(1, _SHARD // self.item_bytes), self._batch_size
         return max(most // batch * batch, min(most, batch))
 
     def _read(self, number: int) -> Vectors:
@@ -370,12 +261,13 @@ class VectorStore:
         shape = (self.draws, self._counts[number], self.dim)
         if vectors.values.shape != shape or vectors.values.dtype != getattr(torch, self.dtype):
             raise WherefromError(
-                f"shard {number} of the {self.artefact.kind} in {self.folder} is not of the shape "
-                f"that its list says: restore it, or delete {self.folder} and make it again"
+                f"{self.folder}/{_shard(number)}.safetensors is not what was written there (its "
+                f"shape or type differs): restore it, or delete {self.folder} and make it again"
             )
         return vectors
 
-    def _alive(self) -> Tensor:
+    def alive(self) -> Tensor:
+        """Whether each id that was given is still that of an item: [given] bool."""
         alive = torch.ones(self.given, dtype=torch.bool)
         alive[self._deleted] = False
         return alive
@@ -393,7 +285,7 @@ class VectorStore:
             raise WherefromError(
                 f"the {kind} has no item {int(outside[0])}: its ids go from 0 to {self.given - 1}"
             )
-        gone = wanted[~self._alive()[wanted]]
+        gone = wanted[~self.alive()[wanted]]
         if len(gone):
             raise WherefromError(
                 f"item {int(gone[0])} was deleted from the {kind} before: `ids` lists those that "

@@ -22,6 +22,7 @@ from ..data.items import Cond, Dataset, item_shape, read
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError
 from ..search.approximate import Approximate
+from ..search.exact import Exact
 from ..search.store import VectorStore
 from ..search.vectors import Dtype
 from .trace import Embeds, Trace, traced
@@ -56,7 +57,7 @@ class Bank:
     """
 
     def __init__(self, student: Student, store: VectorStore) -> None:
-        self.student, self.store = student, store
+        self.student, self.store, self.exact = student, store, Exact(store)
 
     # --- making ---------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class Bank:
         `queries`: images [Q, C, H, W], or a data set. `draws`: None: all; a number: so many, evenly
         spaced; or a list of indices.
         """
-        chosen = self.store.chosen_draws(draws)
+        chosen = self.exact.chosen_draws(draws)
         check_top_k(top_k, len(self))  # before anything is embedded
         embedded = self.embedded(queries, chosen)
         return joined([self.nearest(vectors, top_k, chosen) for vectors in embedded])
@@ -152,10 +153,10 @@ class Bank:
         """The mean cosine of every query with every item, [Q, N] float32 on the CPU, columns in
         order of `ids`.
         """
-        chosen = self.store.chosen_draws(draws)
+        chosen = self.exact.chosen_draws(draws)
         rows = []
         for vectors in self.embedded(queries, chosen):
-            found = self.store.scan(vectors, chosen, self.device)
+            found = self.exact.scan(vectors, chosen, self.device)
             rows.append(torch.cat([scores.cpu() for _, scores in found], 1))
         return torch.cat(rows)
 
@@ -163,16 +164,16 @@ class Bank:
         self, vectors: Tensor, top_k: int = 8, draws: int | Sequence[int] | None = None
     ) -> Attribution:
         """`search` with vectors [Q, m, d] at these draws in place of images."""
-        chosen = self.store.chosen_draws(draws)
+        chosen = self.exact.chosen_draws(draws)
         about = {**self.student.about, "searched_draws": chosen}
-        return self.store.nearest(vectors, top_k, chosen, self.device, about)
+        return self.exact.nearest(vectors, top_k, chosen, self.device, about)
 
     def at_draw(self, m: int, vectors: Tensor) -> Tensor:
         """The cosines of vectors [Q, d] with every item at draw m: [Q, N] float32 on the device,
         columns in order of `ids`.
         """
-        chosen = self.store.chosen_draws([m])
-        found = self.store.scan(vectors.unsqueeze(1), chosen, self.device)
+        chosen = self.exact.chosen_draws([m])
+        found = self.exact.scan(vectors.unsqueeze(1), chosen, self.device)
         return torch.cat([scores for _, scores in found], 1)
 
     def trace(

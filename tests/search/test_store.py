@@ -5,6 +5,7 @@ on, refuses what differs.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 import wherefrom
 from helpers import Noise
-from wherefrom.search import shards
-from wherefrom.search.rows import Rows
+from wherefrom.search import store as search
+from wherefrom.search.store import VectorStore
 
 
 class Maker:
@@ -27,16 +28,18 @@ class Maker:
         if self.stop is not None and places.stop > self.stop:
             raise KeyboardInterrupt
         self.asked += len(places)
-        return x.flatten(1)[:, :5]
+        return x.flatten(1)[:, None, :5]
 
 
-def build(make: Maker, folder: Path | None = None, **changes: object) -> Rows:
+def build(make: Any, folder: Path | None = None, **changes: Any) -> VectorStore:
     identity = changes.pop("identity", {"projection": 1})
-    return Rows.build(Noise(20), make, 5, identity, folder, 4, **changes)  # type: ignore[arg-type]
+    return VectorStore.build(
+        "table of pixels", Noise(20), make, 5, identity, folder, batch_size=4, **changes
+    )
 
 
-def content(rows: Rows) -> Tensor:
-    return torch.cat([block for _, block in rows.blocks()])
+def content(store: VectorStore) -> Tensor:
+    return torch.cat([rows for _, rows in store.rows()])
 
 
 def test_rows_are_what_was_made_in_memory_and_in_a_folder(tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_rows_are_what_was_made_in_memory_and_in_a_folder(tmp_path: Path) -> Non
 def test_small_vectors_that_take_long_are_not_lost_when_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_LONG", 0.0)
+    monkeypatch.setattr(search, "_LONG", 0.0)
     with pytest.raises(KeyboardInterrupt):
         build(Maker(stop=12), tmp_path)
     rest = Maker()
@@ -63,19 +66,21 @@ def test_other_vectors_are_refused(tmp_path: Path) -> None:
     build(Maker(), tmp_path)
     with pytest.raises(
         wherefrom.WherefromError,
-        match="holds other vectors: projection was 1 and is now 2; choose another store",
+        match="holds another table of pixels: projection was 1 and is now 2; choose another folder",
     ):
         build(Maker(), tmp_path, identity={"projection": 2})
-    with pytest.raises(wherefrom.WherefromError, match="holds other vectors: dtype was 'float32'"):
+    with pytest.raises(
+        wherefrom.WherefromError, match="holds another table of pixels: dtype was 'float32'"
+    ):
         build(Maker(), tmp_path, dtype="float16")
 
 
 def test_numbers_that_are_not_finite_name_the_image() -> None:
     def bad(x: Tensor, cond: object, places: range) -> Tensor:
-        made = x.flatten(1)[:, :5].clone()
+        made = x.flatten(1)[:, None, :5].clone()
         if 9 in places:
             made[places.index(9)] = torch.nan
         return made
 
     with pytest.raises(wherefrom.WherefromError, match="item 9 gives numbers that are not finite"):
-        build(bad)  # type: ignore[arg-type]
+        build(bad)

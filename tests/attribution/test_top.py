@@ -1,11 +1,12 @@
-"""The running ranking of a stream of scores."""
+"""The running best and worst of a stream of scores."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from wherefrom.attribution.result import Ranking, joined
+from wherefrom.attribution.result import joined
+from wherefrom.attribution.top import TopK
 
 
 def shuffled(values: list[float]) -> torch.Tensor:
@@ -26,13 +27,13 @@ def shuffled(values: list[float]) -> torch.Tensor:
     ],
     ids=["distinct", "cut", "inside"],
 )
-@pytest.mark.parametrize("pieces", [[200], [3, 130, 1, 66]], ids=str)
-def test_a_stream_ends_like_a_stable_sort_of_the_whole_also_where_scores_are_equal(scores, pieces):
+@pytest.mark.parametrize("chunks", [[200], [3, 130, 1, 66]], ids=str)
+def test_a_stream_ends_like_a_stable_sort_of_the_whole_also_where_scores_are_equal(scores, chunks):
     ids = torch.arange(100, 500, 2)
-    ranking = Ranking(7, 200)
-    for piece in torch.arange(200).split(pieces):
-        ranking.add(ids[piece], scores[:, piece])
-    found = ranking.result()
+    top = TopK(7, 200)
+    for chunk in torch.arange(200).split(chunks):
+        top.add(ids[chunk], scores[:, chunk])
+    found = top.result()
     for descending, indices, values in (
         (True, found.indices, found.scores),
         (False, found.least_indices, found.least_scores),
@@ -46,9 +47,9 @@ def test_groups_of_queries_are_joined_in_order():
     scores = torch.randn(5, 9, generator=torch.Generator().manual_seed(1))
     parts = []
     for rows in (scores[:2], scores[2:]):
-        ranking = Ranking(3, 9)
-        ranking.add(torch.arange(9), rows)
-        parts.append(ranking.result())
+        top = TopK(3, 9)
+        top.add(torch.arange(9), rows)
+        parts.append(top.result())
     whole = joined(parts)
     assert torch.equal(whole.scores, scores.sort(1, descending=True).values[:, :3])
     assert whole.percentiles.shape == whole.least_indices.shape == (5, 3)

@@ -1,0 +1,70 @@
+"""The tables of the documentation, made from the raw rows that lie beside them.
+
+    python docs/tables.py          # writes docs/results/*/*.md, and fills the tables of docs/*.md
+    python docs/tables.py --check  # says which of them are not what the rows say
+
+In a page, a table stands between `<!-- table: digits/against -->` and `<!-- end of table -->`, and
+what is between them is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from wherefrom.report.tables import Tables
+
+DOCS = Path(__file__).parent
+MADE = ("against", "auc", "ablations", "ratios", "removals", "pairs")  # those that need rows alone
+PLACE = re.compile(r"(<!-- table: ([\w-]+)/(\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def wrapped(title: str) -> str:
+    """A title in lines of a hundred characters at most."""
+    lines, line = [], ""
+    for word in f"**{title}**".split():
+        if line and len(line) + 1 + len(word) > 100:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return "\n".join([*lines, line])
+
+
+def table(evaluation: str, name: str) -> str:
+    """A table of an evaluation as Markdown."""
+    made = Tables(DOCS / "results" / evaluation).all()[name]()
+    return f"{wrapped(made.title)}\n\n{made.markdown().split(chr(10), 2)[2]}"
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every file that should be there, and what it should say."""
+    for place in sorted((DOCS / "results").glob("*/results.csv")):
+        evaluation = place.parent.name
+        known = Tables(place.parent).all()
+        for name in MADE:
+            if name in known:
+                yield place.parent / f"{name}.md", table(evaluation, name)
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        yield page, PLACE.sub(lambda m: f"{m[1]}\n{table(m[2], m[3])}\n{m[4]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check, stale = parser.parse_args().check, []
+    for path, text in pages():
+        if not path.exists() or path.read_text() != text:
+            stale.append(path.relative_to(DOCS).as_posix())
+            if not check:
+                path.write_text(text)
+    print("\n".join(stale) if stale else "every table is what its rows say")
+    sys.exit(bool(stale) and check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Exact search among stored vectors: every item is compared, shard by shard, or at once on a device
+that can hold them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attribution.result import Attribution
+from ..attribution.top import TopK
+from ..errors import WherefromError
+from ..running.memory import free_memory
+from ..running.progress import bar
+from .store import VectorStore
+from .vectors import Vectors
+
+_SCORES = 2**24  # elements of the largest chunk of the score matrix that is held
+
+
+class Exact:
+    """The exact search among the vectors of a store, as it is when it is asked."""
+
+    def __init__(self, store: VectorStore) -> None:
+        self.store = store
+        self._resident: Vectors | None = None  # all of them, on a device that can hold them
+
+    def chosen_draws(self, draws: int | Sequence[int] | None) -> list[int]:
+        """The draws that are meant, once it is clear that there is something to search.
+
+        None: all; a number: so many, evenly spaced; or a list of indices.
+        """
+        if len(self.store) == 0:
+            raise WherefromError(
+                f"every item of this {self.store.artefact.kind} was deleted: append others before "
+                "searching it"
+            )
+        count, kind = self.store.draws, self.store.artefact.kind
+        if draws is None:
+            return list(range(count))
+        if isinstance(draws, int):
+            if not 1 <= draws <= count:
+                raise WherefromError(
+                    f"draws must be from 1 to the {count} of this {kind}, not {draws}"
+                )
+            if draws == 1:
+                return [(count - 1) // 2]
+            return [place * (count - 1) // (draws - 1) for place in range(draws)]
+        chosen = list(draws)
+        once = len(set(chosen)) == len(chosen)
+        if not chosen or not once or not all(m in range(count) for m in chosen):
+            raise WherefromError(
+                f"draws must be different indices from 0 to {count - 1}, not {chosen}"
+            )
+        return chosen
+
+    def scan(
+        self, vectors: Tensor, draws: Sequence[int], device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids [n] and scores [Q, n] of the items that are there, in order, on a device, chunk after
+        chunk.
+
+        A score is the mean inner product with vectors [Q, m, d] over these draws.
+        """
+        if vectors.shape[1:] != (len(draws), self.store.dim):
+            raise WherefromError(
+                f"the vectors have shape {tuple(vectors.shape)}; those of {len(draws)} draws are "
+                f"[Q, {len(draws)}, {self.store.dim}]"
+            )
+        half = device.type == "cuda" and self.store.dtype != "float32"
+        queries = vectors.to(device, torch.float16 if half else torch.float32)
+        queries = queries.transpose(0, 1)  # [m, Q, d]
+        alive = self.store.alive().to(device) if len(self.store) < self.store.given else None
+        chunk = max(1, _SCORES // max(1, len(vectors)))
+        with bar(self.store.given, "searching", "image", delay=2) as progress:
+            for first, stored in self._on(device):
+                for start in range(0, stored.count, chunk):
+                    some = stored.rows(slice(start, start + chunk))
+                    scores = some.dot(queries, draws).div_(len(draws))
+                    ids = torch.arange(first + start, first + start + some.count, device=device)
+                    if alive is not None:
+                        kept = alive[ids]
+                        ids, scores = ids[kept], scores[:, kept]
+                    if len(ids):
+                        yield ids, scores
+                    progress.update(some.count)
+
+    def nearest(
+        self,
+        vectors: Tensor,
+        top_k: int,
+        draws: Sequence[int],
+        device: torch.device,
+        about: Mapping[str, Any],
+    ) -> Attribution:
+        """Both ends of the ranking by `scan`."""
+        top = TopK(top_k, len(self.store))
+        for ids, scores in self.scan(vectors, draws, device):
+            top.add(ids, scores)
+        return top.result(about)
+
+    def _on(self, device: torch.device) -> Iterator[tuple[int, Vectors]]:
+        """Shard after shard, or all at once where the device can hold them."""
+        stale = self._resident is not None and (
+            self._resident.values.device != device or self._resident.count != self.store.given
+        )
+        if stale:
+            self._resident = None
+        if self._resident is None and self._fits(device):
+            self._resident = self._loaded(device)
+        if self._resident is None:
+            yield from self.store.shards()
+        else:
+            yield 0, self._resident
+
+    def _fits(self, device: torch.device) -> bool:
+        return (
+            device.type == "cuda"
+            and self.store.given * self.store.item_bytes <= free_memory(device) // 2
+        )
+
+    def _loaded(self, device: torch.device) -> Vectors:
+        """All vectors on a device, there item after item, so that a score is one inner product."""
+        dtype = getattr(torch, self.store.dtype)
+        values = torch.empty(
+            self.store.given, self.store.draws, self.store.dim, dtype=dtype, device=device
+        )
+        scales = None
+        if self.store.dtype == "int8":
+            scales = torch.empty(self.store.given, self.store.draws, device=device)
+        for first, shard in self.store.shards():
+            stored = shard.to(device)
+            values[first : first + stored.count] = stored.values.transpose(0, 1)
+            if scales is not None and stored.scales is not None:
+                scales[first : first + stored.count] = stored.scales.T
+        return Vectors(values.transpose(0, 1), None if scales is None else scales.T)

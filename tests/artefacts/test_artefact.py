@@ -1,0 +1,203 @@
+"""An artefact gives back what was committed to it, goes on where it was, and refuses what is not
+its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import wherefrom
+from helpers import Noise, contents, small_dit, stirred
+from wherefrom.artefacts import artefact as module
+from wherefrom.artefacts.artefact import Artefact
+from wherefrom.running.threads import threads
+
+IDENTITY = {"weights": "abc", "settings": (1, 2)}
+
+
+def claimed(folder: Path | None, **changes: object) -> Artefact:
+    return Artefact.claim(folder, "test", {**IDENTITY, **changes})
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_what_is_committed_is_given_back(tmp_path: Path, on_disk: bool) -> None:
+    kept = claimed(tmp_path / "a" if on_disk else None)
+    assert kept.state == {}
+    values = {"x": torch.randn(3), "a": torch.arange(4)}
+    kept.finish({"done": 3, "pair": (1, 2)}, values=values)
+    for one in [kept, claimed(tmp_path / "a")] if on_disk else [kept]:
+        assert one.state == {"done": 3, "pair": [1, 2]}
+        assert one.names == ["values"]
+        assert all(torch.equal(one.read("values")[name], values[name]) for name in values)
+
+
+def test_what_is_written_counts_only_once_it_is_committed(tmp_path: Path) -> None:
+    first = claimed(tmp_path)
+    first.finish({"step": 1}, run={"x": torch.zeros(2)})
+    first.write("run", {"x": torch.ones(2)})
+    first.write("more", {"x": torch.ones(2)})
+    seen = claimed(tmp_path)
+    assert (seen.state, seen.names) == ({"step": 1}, ["run"])
+    assert seen.read("run")["x"].tolist() == [0, 0]
+    first.commit({"step": 2})
+    assert claimed(tmp_path).read("run")["x"].tolist() == [1, 1]
+    assert claimed(tmp_path).names == ["run", "more"]
+
+
+def test_what_was_replaced_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
+    kept = claimed(tmp_path)
+    for step in range(5):
+        kept.finish({"step": step}, run={"x": torch.full((2,), step)})
+        (tmp_path / "by hand.txt").write_text("mine")
+        assert len(list(tmp_path.iterdir())) == 3
+    assert claimed(tmp_path).read("run")["x"].tolist() == [4, 4]
+
+
+def test_what_was_written_and_discarded_is_not_there(tmp_path: Path) -> None:
+    kept = claimed(tmp_path)
+    kept.write("x", {"x": torch.zeros(1)})
+    kept.discard()
+    kept.commit({"step": 1})
+    assert claimed(tmp_path).names == []
+
+
+SCRIPT = """
+    import sys, torch
+    from wherefrom.artefacts.artefact import Artefact
+    kept = Artefact.claim(sys.argv[1], "test", {})
+    for step in range(kept.state.get("step", 0), 10**6):
+        kept.finish({"step": step}, run={"x": torch.full((20000,), step)})
+"""
+
+
+def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_commit(tmp_path: Path) -> None:
+    reached = 0
+    for pause in (0.0, 0.003, 0.011, 0.017):
+        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SCRIPT), tmp_path])
+        before = reached
+        while not module.there(tmp_path) or Artefact.open(tmp_path, "test").state["step"] <= before:
+            assert child.poll() is None
+            time.sleep(0.002)
+        time.sleep(pause)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        kept = Artefact.open(tmp_path, "test")
+        reached = kept.state["step"]
+        assert kept.read("run")["x"].unique().tolist() == [reached]
+
+
+def test_a_folder_of_another_identity_or_kind_is_refused_naming_what_differs(
+    tmp_path: Path,
+) -> None:
+    claimed(tmp_path).finish({"step": 1})
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"holds another test: weights was 'abc' and is now 'x'; choose another folder",
+    ):
+        claimed(tmp_path, weights="x")
+    for make in (Artefact.claim, Artefact.anew):
+        with pytest.raises(wherefrom.WherefromError, match="holds a test and no bank"):
+            make(tmp_path, "bank", IDENTITY)
+    with pytest.raises(wherefrom.WherefromError, match=r"there is no test in .*: ask for it"):
+        Artefact.open(tmp_path / "none", "test", "ask for it")
+    kept = Artefact.open(tmp_path, "test")
+    kept.check({"weights": "abc"}, "model")  # only what is named is compared
+    with pytest.raises(wherefrom.WherefromError, match="is of another model: weights was 'abc'"):
+        kept.check({"weights": "x"}, "model")
+
+
+def test_one_begun_anew_replaces_the_old_at_its_first_commit(tmp_path: Path) -> None:
+    claimed(tmp_path).finish({"step": 1}, old={"x": torch.zeros(1)}, run={"x": torch.zeros(1)})
+    new = Artefact.anew(tmp_path, "test", {"weights": "new"})
+    new.write("run", {"x": torch.ones(1)})
+    assert claimed(tmp_path).read("run")["x"].tolist() == [0]
+    new.commit({"step": 9}, keep=False)
+    found = Artefact.open(tmp_path, "test")
+    assert (found.identity, found.names) == ({"weights": "new"}, ["run"])
+    assert found.read("run")["x"].tolist() == [1]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-3], "missing, truncated or damaged"),
+        (lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:], "its checksum differs"),
+        (lambda data: data[:-8] + bytes(8), "its checksum differs"),
+        (lambda data: None, "missing, truncated or damaged"),
+    ],
+    ids=["truncated", "flipped", "zeroed", "missing"],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, damage, message: str) -> None:
+    claimed(tmp_path).finish({"step": 1}, run={"x": torch.arange(1.0, 9.0)})
+    path = tmp_path / "run.safetensors"
+    content = damage(path.read_bytes())
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(
+        wherefrom.WherefromError, match=rf"run.safetensors is .*{message}.*make it again"
+    ):
+        claimed(tmp_path).read("run")
+
+
+@pytest.mark.parametrize("lost", ["identity", "state", "files", "threads", None])
+def test_a_damaged_or_foreign_list_is_named(tmp_path: Path, lost: str | None) -> None:
+    claimed(tmp_path).finish({"step": 1}, run={"x": torch.zeros(1)})
+    path = tmp_path / "artefact.json"
+    content = json.loads(path.read_text())
+    if lost is None:
+        path.write_text('{"somebody": "else"}')
+        message = "is not a file that wherefrom wrote"
+    else:
+        del content[lost]
+        path.write_text(json.dumps(content))
+        message = r"artefact.json is damaged .*restore it, or delete"
+    with pytest.raises(wherefrom.WherefromError, match=message):
+        claimed(tmp_path)
+    path.write_text(json.dumps(content)[:40])
+    with pytest.raises(wherefrom.WherefromError, match=r"artefact.json is damaged"):
+        claimed(tmp_path)
+
+
+# --- the number of threads ------------------------------------------------------------------------
+
+
+def trained(steps: int, store: Path | None = None) -> torch.nn.Module:
+    network = stirred(small_dit())
+    return wherefrom.train(
+        network, wherefrom.EDM(), Noise(64), steps, 32, 1e-3, store=store, warmup=1
+    )
+
+
+def test_work_goes_on_with_as_many_threads_as_it_began_with(tmp_path: Path, weights_equal) -> None:
+    with threads(2):
+        whole = trained(6)
+        trained(3, tmp_path)
+    with threads(1):
+        other = trained(6)
+        resumed = trained(6, tmp_path)
+        assert torch.get_num_threads() == 1
+    assert not weights_equal(whole, other), "the number of threads does change the last bits here"
+    assert weights_equal(whole, resumed)
+
+
+def test_an_artefact_says_how_many_threads_it_began_with(tmp_path: Path) -> None:
+    with threads(2):
+        claimed(tmp_path).finish({"step": 1})
+    kept = claimed(tmp_path)
+    with kept.as_it_began():
+        assert torch.get_num_threads() == 2
+        kept.finish({"step": 2})
+    assert torch.get_num_threads() == 1
+    assert json.loads(contents(tmp_path)["artefact.json"])["threads"] == 2

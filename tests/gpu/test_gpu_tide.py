@@ -1,0 +1,153 @@
+"""Claims about TIDE on a GPU: embeddings are the CPU's up to bf16, a student learns there, and its
+bank is searched exactly.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from gpu_models import EDM, Blots, denoiser, dit, draws
+from torch import Tensor
+
+import wherefrom
+from wherefrom.attribution.agreement import spearman
+from wherefrom.diffusion.streams import Taps
+from wherefrom.tide import student
+from wherefrom.tide.embedder import Embedder
+
+CPU = torch.device("cpu")
+DRAWS = 4
+
+
+def untaught(model: wherefrom.Denoiser) -> wherefrom.TIDE:
+    """A student that has learned nothing, the same on every device."""
+    shapes = Taps(model).shapes(Blots(1).x.to(model.device), None)
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        embedder = Embedder(shapes, dim=32, hidden=32, heads=2)
+    return wherefrom.TIDE(model, draws(DRAWS), embedder)
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """How far vectors [n, M, d] are from others, as a share of how far these are from each other:
+    at each draw, from their mean.
+    """
+    found, expected = found.double().cpu(), expected.double().cpu()
+    spread = (expected - expected.mean(0)).norm(dim=2).mean(0)  # [M]
+    return float(((found - expected).norm(dim=2).amax(0) / spread).max())
+
+
+def test_compiled_embeddings_are_the_eager_ones(
+    device: torch.device, inductor: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are within a tenth of the vectors' own spread of float32 on the CPU; of 40 images at 4
+    draws, two chunks of 64 are compiled and the last 32 are not.
+    """
+    network, data = dit(depth=2), Blots(40)
+    expected = untaught(denoiser(network, CPU)).embed(data.x)
+    monkeypatch.setattr(student, "CHUNK", 64)
+    monkeypatch.setattr(student, "_WORTH", 0)
+    tide = untaught(denoiser(network, device))
+    tide._in_chunks.size = 64  # a CPU's are smaller
+    eager, sizes = tide.embed(data.x), []
+    if device.type == "cpu":  # on which nothing is worth compiling
+        tide._compiled = torch.compile(tide._forward, dynamic=False)
+    bank = tide.index(data, dtype="float32", batch_size=40)
+    assert tide._compiled is not None
+    compiled = tide._compiled
+
+    def counted(x_sigma: Tensor, *arguments: Any) -> Any:
+        sizes.append(len(x_sigma))
+        return compiled(x_sigma, *arguments)
+
+    tide._compiled = counted
+    found = tide.embed(data.x)
+    assert sizes == [64, 64]
+    for vectors in (eager, found, bank.vectors(bank.ids)):
+        assert apart(vectors, expected) < 0.1
+
+
+def test_a_student_learns_its_teachers_ranking(device: torch.device) -> None:
+    """On images that it never saw: Spearman above .65 with the teacher in float32 on the CPU, and
+    by .03 above that of an untaught student.
+    """
+    network, data = dit(depth=2), Blots(300)
+    queries, others = Blots(8, seed=1).x, Blots(100, seed=2)
+    exact = wherefrom.TID(denoiser(network, CPU), draws(DRAWS)).fit(data, samples=64)
+    truth = exact.scores(queries, others)
+    tid = wherefrom.TID(denoiser(network, device), draws(DRAWS)).fit(data, samples=64)
+    how: dict[str, Any] = {"epochs": 30, "batch_size": 32, "lr": 2e-3}
+    taught = wherefrom.TIDE.distill(tid, data, dim=32, hidden=32, heads=2, **how)
+    assert taught.history[-1].spearman > taught.history[0].spearman
+    agreement = {
+        name: float(spearman(tide.index(others).scores(queries), truth).mean())
+        for name, tide in (("taught", taught), ("untaught", untaught(tid.denoiser)))
+    }
+    assert agreement["taught"] > 0.65
+    assert agreement["taught"] > agreement["untaught"] + 0.03
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_bank_is_searched_as_on_the_cpu(dtype: Any, device: torch.device) -> None:
+    """The same vectors in float64 on the CPU score the same to 2e-3, at all draws and at two."""
+    tide = untaught(denoiser(dit(depth=2), device))
+    bank, queries = tide.index(Blots(100), dtype=dtype), Blots(5, seed=1).x
+    stored = bank.vectors(bank.ids).double()
+    for asked, chosen in ((None, range(DRAWS)), (2, [0, DRAWS - 1])):
+        vectors = tide.embed(queries, draws=list(chosen)).double().cpu()
+        truth = torch.einsum("qmd,nmd->qn", vectors, stored[:, list(chosen)]) / len(chosen)
+        assert float((bank.scores(queries, draws=asked) - truth).abs().max()) < 2e-3
+        hits = bank.search(queries, 8, draws=asked)
+        best = truth.topk(8, 1).values
+        assert float((truth.gather(1, hits.indices) - best).abs().max()) < 4e-3
+
+
+def test_an_embedding_that_does_not_fit_is_made_of_smaller_chunks(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a tenth of the vectors' own spread, as ever, and the next ones begin small."""
+    tide, x = untaught(denoiser(dit(), device)), Blots(20).x
+    expected, forward, sizes = tide.embed(x), tide._forward, []
+
+    def short_of_memory(x_sigma: Tensor, *arguments: Any) -> Any:
+        sizes.append(len(x_sigma))
+        if len(x_sigma) > 10:
+            raise torch.OutOfMemoryError("simulated")
+        return forward(x_sigma, *arguments)
+
+    monkeypatch.setattr(tide, "_forward", short_of_memory)
+    assert apart(tide.embed(x), expected) < 0.1
+    tried = len(sizes)
+    tide.embed(x)
+    assert max(sizes[tried:]) <= 10
+
+
+def test_an_image_is_traced_while_it_is_generated(device: torch.device) -> None:
+    """What is found for it is what a search for the settled image finds."""
+    model = denoiser(dit(depth=2), device)
+    bank = untaught(model).index(Blots(60))
+    noise = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)).to(device)
+    estimates: list[Tensor] = []
+
+    def settled(x_sigma: Tensor, sigma: Tensor, cond: Any, output: Tensor) -> None:
+        if float(EDM.noise_level(sigma)) <= 0.1:
+            estimates.append(EDM.clean(output, x_sigma, sigma))
+
+    with bank.trace(model, top_k=5) as trace, model.watched(settled):
+        images = wherefrom.sample(model, noise, steps=8)
+    assert images.device.type == device.type
+    assert torch.equal(trace.hits.indices, bank.search(estimates[0], 5).indices)
+    assert len(trace.by_step) == 8
+
+
+def test_a_student_that_was_saved_embeds_alike(device: torch.device, tmp_path: Any) -> None:
+    """On the device and on the CPU, to which its weights may be read."""
+    network, x = dit(), Blots(10).x
+    tide = untaught(denoiser(network, device))
+    tide.save(tmp_path)
+    for place in (device, CPU):
+        read = wherefrom.TIDE.load(tmp_path, denoiser(copy.deepcopy(network), place))
+        assert apart(read.embed(x), tide.embed(x)) < 0.1
