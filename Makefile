@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 RUN := $(VENV)/bin/
+GPU_PYTHON ?= $(RUN)python
 
-.PHONY: demo test lint types unit format clean
+.PHONY: demo test lint types unit test-gpu format clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -23,6 +24,12 @@ types: $(READY)
 # two processes of one thread each: files of tests are dealt out to them whole
 unit: $(READY)
 	$(RUN)pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# the CUDA paths; where nothing can be installed, with the torch and pytest that are there:
+# make test-gpu GPU_PYTHON=python3
+test-gpu: $(if $(filter $(RUN)python,$(GPU_PYTHON)),$(READY))
+	PYTHONPATH=src:tests $(GPU_PYTHON) -m pytest -p no:cacheprovider -o addopts= \
+		--confcutdir=tests/gpu -ra --durations=10 tests/gpu
 
 format: $(READY)
 	$(RUN)ruff check --fix .

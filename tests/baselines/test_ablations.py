@@ -1,4 +1,6 @@
-"""Claims about the paper's ablations: the rows of its table, each a TID with one decision changed."""
+"""Claims about the paper's ablations: the rows of its table, each a TID with one
+decision changed.
+"""
 
 from __future__ import annotations
 

@@ -171,12 +171,17 @@ def test_a_store_knows_modules_by_their_weights_and_layers(tmp_path):
     Encoder(linear(0)).fit(Noise(10), store=tmp_path)
     Encoder(linear(0), "another name").fit(Noise(10), store=tmp_path)
     with pytest.raises(
-        wherefrom.WherefromError, match=r"holds another table of embeddings: weights was .*; choose another folder"
+        wherefrom.WherefromError,
+        match=r"holds another table of embeddings: weights was .*; " r"choose another folder",
     ):
         Encoder(linear(1)).fit(Noise(10), store=tmp_path)
-    with pytest.raises(wherefrom.WherefromError, match=r"holds another table of embeddings: layers was "):
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"holds another table of embeddings: " r"layers was "
+    ):
         Encoder(nn.Sequential(*linear(0)[:2], nn.Tanh())).fit(Noise(10), store=tmp_path)
-    with pytest.raises(wherefrom.WherefromError, match=r"holds another table of embeddings: .*data was "):
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"holds another table of embeddings: " r".*data was "
+    ):
         Encoder(linear(0)).fit(Noise(11), store=tmp_path)
 
 
@@ -188,7 +193,8 @@ def test_a_store_knows_other_callables_by_their_names(tmp_path):
     assert not list(tmp_path.iterdir())
     Encoder(Counting(), "one").fit(Noise(10), store=tmp_path)
     with pytest.raises(
-        wherefrom.WherefromError, match="encoder was 'one' and is now 'other'; choose another folder"
+        wherefrom.WherefromError,
+        match="encoder was 'one' and is now 'other'; choose another folder",
     ):
         Encoder(Counting(), "other").fit(Noise(10), store=tmp_path)
 
@@ -424,7 +430,9 @@ def test_a_store_tells_checkpoints_and_preprocessing_apart(tmp_path):
     tiny_clip(tmp_path / "clip")
     Encoder.clip(tmp_path / "clip", "cpu").fit(Colours(), store=tmp_path / "store")
     tiny_clip(tmp_path / "bare", prepared=False)
-    with pytest.raises(wherefrom.WherefromError, match="holds another table of embeddings: weights was"):
+    with pytest.raises(
+        wherefrom.WherefromError, match="holds another table of embeddings: weights was"
+    ):
         Encoder.clip(tmp_path / "bare", "cpu").fit(Colours(), store=tmp_path / "store")
     (tmp_path / "clip").rename(tmp_path / "elsewhere")
     Encoder.clip(tmp_path / "elsewhere", "cpu").fit(Colours(), store=tmp_path / "store")
@@ -616,12 +624,16 @@ def test_a_store_of_activations_belongs_to_a_denoiser_and_its_draws(tmp_path):
     handle.remove()
     assert not evaluations
     assert torch.equal(again.scores(QUERIES, Noise(12)), scores)
-    with pytest.raises(wherefrom.WherefromError, match="holds another table of embeddings: draws was"):
+    with pytest.raises(
+        wherefrom.WherefromError, match="holds another table of embeddings: draws was"
+    ):
         Encoder.activations(denoiser, wherefrom.Draws(denoiser.process, (1, 8, 8), 3, seed=1)).fit(
             Noise(12), store=tmp_path
         )
     other = wherefrom.Denoiser(stirred(small_dit(), 0.1), wherefrom.EDM())
-    with pytest.raises(wherefrom.WherefromError, match="holds another table of embeddings: weights was"):
+    with pytest.raises(
+        wherefrom.WherefromError, match="holds another table of embeddings: weights was"
+    ):
         Encoder.activations(other, draws).fit(Noise(12), store=tmp_path)
 
 

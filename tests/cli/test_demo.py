@@ -62,7 +62,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 
 def test_the_demo_writes_images_and_their_attribution(demo: Demo) -> None:
-    for name in ("generated.png", "attribution.png"):
+    for name in ("generated.png", "attribution.png", "attribution-all.png"):
         assert (demo.out / name).read_bytes().startswith(b"\x89PNG")
     tensors, header = load(demo.out / "generated.safetensors")
     assert tensors["images"].shape == tensors["noise"].shape == (IMAGES, 1, 8, 8)
@@ -74,7 +74,7 @@ def test_the_demo_writes_images_and_their_attribution(demo: Demo) -> None:
         assert scores == sorted(scores, reverse=True)
         assert scores[-1] > about["images"][0][method]["least_influential"][0]["score"]
     assert -1 <= about["spearman"] <= 1
-    assert f"Spearman {about['spearman']:.2f}" in demo.said
+    assert f"rank correlation of {about['spearman']:.2f}" in demo.said
     assert about["model"]["training_images"] == 1797
     assert header["seed"] == 0
 

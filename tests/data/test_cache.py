@@ -164,9 +164,7 @@ def test_a_run_that_stops_while_decoding_leaves_nothing_that_looks_finished(
 
 
 @pytest.mark.parametrize("last", ["save", "save_json"], ids=["the index", "the list of files"])
-def test_a_run_that_stops_before_its_last_file_is_made_again(
-    pictures, tmp_path, monkeypatch, last
-):
+def test_a_run_that_stops_before_its_last_file_is_made_again(pictures, tmp_path, monkeypatch, last):
     dataset = folder(pictures, size=6)
 
     def killed(*_):
@@ -191,7 +189,9 @@ def test_a_damaged_cache_is_refused(pictures, tmp_path):
     with pytest.raises(WherefromError, match=r"pixels\.bin has 0 bytes"):
         cached(dataset, tmp_path / "cache")
     index.write_bytes(index.read_bytes()[:20])
-    with pytest.raises(WherefromError, match=r"index\.safetensors is missing, truncated or damaged"):
+    with pytest.raises(
+        WherefromError, match=r"index\.safetensors is missing, truncated or " r"damaged"
+    ):
         cached(dataset, tmp_path / "cache")
 
 

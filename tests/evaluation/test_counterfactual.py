@@ -269,9 +269,7 @@ def test_a_method_whose_settings_change_under_its_name_is_computed_anew(
     assert not torch.equal(*found)
     monkeypatch.setattr(Fixed, "scores", None)  # back to the first: its scores are still there
     counted.trained = 0
-    assert (
-        counterfactual(setup(), {"it": FIRST}, one, queries=3, controls=1).rows == before.rows
-    )
+    assert counterfactual(setup(), {"it": FIRST}, one, queries=3, controls=1).rows == before.rows
     assert counted.trained == 0
 
 

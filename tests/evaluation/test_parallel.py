@@ -127,7 +127,9 @@ def test_a_second_run_computes_nothing_anew(by_two: Found, tmp_path: Path) -> No
     shutil.copytree(by_two.folder, folder)
 
     def written() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (folder / "seed-0").rglob("*.safetensors")}
+        return {
+            path: path.stat().st_mtime_ns for path in (folder / "seed-0").rglob("*.safetensors")
+        }
 
     before = written()
     assert all(log.read_text() for log in (folder / "log").iterdir())

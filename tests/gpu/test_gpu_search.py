@@ -15,7 +15,9 @@ from gpu_models import Blots
 from torch import Tensor
 
 from wherefrom.attribution.top import both_ends
+from wherefrom.search import exact as searches
 from wherefrom.search import store as stores
+from wherefrom.search.exact import Exact
 from wherefrom.search.store import VectorStore
 from wherefrom.search.vectors import _product
 
@@ -37,16 +39,16 @@ def built(dtype: Any, folder: Path | None = None) -> VectorStore:
     return VectorStore.build("bank", Blots(COUNT), embed, DIM, identity, folder, **how)
 
 
-def scores(store: VectorStore, vectors: Tensor, draws: Sequence[int], at: torch.device) -> Tensor:
-    return torch.cat([found.cpu() for _, found in store.scan(vectors, draws, at)], 1)
+def scores(search: Exact, vectors: Tensor, draws: Sequence[int], at: torch.device) -> Tensor:
+    return torch.cat([found.cpu() for _, found in search.scan(vectors, draws, at)], 1)
 
 
-def assert_same_top(store: VectorStore, vectors: Tensor, at: torch.device, near: float) -> None:
+def assert_same_top(search: Exact, vectors: Tensor, at: torch.device, near: float) -> None:
     """Both ends are the CPU's, but for items whose scores are too near to tell."""
-    every = range(DRAWS)
-    truth, ids = scores(store, vectors, every, CPU), store.ids
+    every, ids = range(DRAWS), search.store.ids
+    truth = scores(Exact(search.store), vectors, every, CPU)
     exact = both_ends(truth, 10, ids)
-    found = store.nearest(vectors, 10, every, at, {})
+    found = search.nearest(vectors, 10, every, at, {})
     column = torch.full((int(ids.max()) + 1,), -1)
     column[ids] = torch.arange(len(ids))
     for mine, theirs in (
@@ -67,15 +69,14 @@ def test_vectors_in_the_devices_memory_score_as_on_the_cpu(
     dtype: Any, device: torch.device
 ) -> None:
     store, vectors, near = built(dtype), embed(Blots(7, seed=1).x), NEAR[dtype]
-    for draws in (range(DRAWS), [1, 3], store.chosen_draws(1)):
+    search, stored = Exact(store), store.vectors(store.ids).double()
+    for draws in (range(DRAWS), [1, 3], search.chosen_draws(1)):
         chosen = vectors[:, list(draws)]
-        found = scores(store, chosen, draws, device)
-        assert (store._resident is not None) == (device.type == "cuda")
-        exact = torch.einsum(
-            "qmd,nmd->qn", chosen.double(), store.vectors(store.ids)[:, list(draws)].double()
-        )
+        found = scores(search, chosen, draws, device)
+        assert (search._resident is not None) == (device.type == "cuda")
+        exact = torch.einsum("qmd,nmd->qn", chosen.double(), stored[:, list(draws)])
         assert float((found - exact / len(draws)).abs().max()) < near
-    assert_same_top(store, vectors, device, near)
+    assert_same_top(search, vectors, device, near)
 
 
 @pytest.mark.parametrize("dtype", list(NEAR))
@@ -88,22 +89,22 @@ def test_vectors_that_do_not_fit_are_streamed(
     store = built(dtype, tmp_path)
     store.delete([3, 100, 299])
     assert len(list(store.shards())) > 2
-    whole = scores(store, vectors, range(DRAWS), device)
-    monkeypatch.setattr(VectorStore, "_fits", lambda self, device: False)
-    monkeypatch.setattr(stores, "_SCORES", 7 * 50)  # and a shard in several chunks
-    store._resident = None
-    found = scores(store, vectors, range(DRAWS), device)
-    assert store._resident is None
+    whole = scores(Exact(store), vectors, range(DRAWS), device)
+    monkeypatch.setattr(Exact, "_fits", lambda self, device: False)
+    monkeypatch.setattr(searches, "_SCORES", 7 * 50)  # and a shard in several chunks
+    search = Exact(store)
+    found = scores(search, vectors, range(DRAWS), device)
+    assert search._resident is None
     assert found.shape == (7, COUNT - 3)
     assert float((found - whole).abs().max()) < 1e-5
-    assert_same_top(store, vectors, device, near)
+    assert_same_top(search, vectors, device, near)
 
 
 def test_vectors_that_are_appended_are_found(device: torch.device) -> None:
-    store, more = built("float16"), Blots(4, seed=2)
-    store.nearest(embed(more.x), 1, range(DRAWS), device, {})
-    ids = store.append(more, embed, "indexing")
-    found = store.nearest(embed(more.x), 1, range(DRAWS), device, {})
+    search, more = Exact(built("float16")), Blots(4, seed=2)
+    search.nearest(embed(more.x), 1, range(DRAWS), device, {})
+    ids = search.store.append(more, embed, "indexing")
+    found = search.nearest(embed(more.x), 1, range(DRAWS), device, {})
     assert torch.equal(found.indices[:, 0], ids)
     assert bool((found.scores[:, 0] > 0.998).all())
 

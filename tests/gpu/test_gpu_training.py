@@ -12,7 +12,7 @@ from gpu_models import EDM, SHAPE, Blots
 from torch import Tensor, nn
 
 import wherefrom
-from helpers import small_dit
+from helpers import small_dit, stirred
 from wherefrom.data.items import batches
 from wherefrom.diffusion.loss import image_losses
 from wherefrom.diffusion.run import Run, Settings
@@ -25,8 +25,10 @@ KEEPS = [torch.arange(place, COUNT, 3) for place in range(3)]  # nothing in comm
 
 
 def network(device: torch.device) -> wherefrom.models.DiT:
-    """A conditional DiT in which nothing is dropped at random."""
-    return small_dit(classes=3, dropout=0.0, null_rate=0.0, depth=1).to(device)
+    """A conditional DiT in which nothing is dropped at random, and no gradient is
+    rounding alone.
+    """
+    return stirred(small_dit(classes=3, dropout=0.0, null_rate=0.0, depth=1)).to(device)
 
 
 def weights(of: nn.Module) -> Tensor:

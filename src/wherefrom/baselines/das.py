@@ -36,9 +36,8 @@ class DAS(ProjectedGradients):
         """
         super().fit(dataset, batch_size, store=store)
         device = self.denoiser.device
-        self._correction = self.residuals().to(device) / (
-            1 - self.leverage().clamp(max=0.999)
-        )  # [N]
+        # [N]
+        self._correction = self.residuals().to(device) / (1 - self.leverage().clamp(max=0.999))
         return self
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:

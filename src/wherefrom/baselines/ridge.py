@@ -17,9 +17,8 @@ from torch import Tensor
 from ..attribution.attributor import Chunks
 from ..errors import WherefromError
 
-Rows = Callable[
-    [], Iterator[tuple[int, Tensor]]
-]  # first index and features [n, dim] float32, shard after shard
+# first index and features [n, dim] float32, shard after shard
+Rows = Callable[[], Iterator[tuple[int, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,9 @@ class Regularisation:
         assert self.effective is not None
         values = torch.linalg.eigvalsh(kernel).clamp_min(0)
         wanted = self.effective * len(values)
-        low, high = (
-            1e-14 * trace,
-            trace / wanted,
-        )  # at `high` the effective dimension is below what is wanted
+        # at `high` the effective dimension is below what is wanted
+        low = 1e-14 * trace
+        high = trace / wanted
         for _ in range(60):  # halves the range of log lambda each time
             middle = (low * high) ** 0.5
             if float((values / (values + middle)).sum()) > wanted:
@@ -145,9 +143,8 @@ class Ridge:
         """
         queries = queries.to(self._device)
         if self._dual:  # Phi (Phi^T Phi + lambda)^-1 = (Phi Phi^T + lambda)^-1 Phi
-            products = torch.cat(
-                [queries @ some.to(self._device).T for _, some in self._rows()], 1
-            )  # [Q, N]
+            # [Q, N]
+            products = torch.cat([queries @ some.to(self._device).T for _, some in self._rows()], 1)
             yield 0, torch.cholesky_solve(products.double().T, self._factor).T.float()
             return
         solved = torch.cholesky_solve(queries.double().T, self._factor).float()  # [dim, Q]

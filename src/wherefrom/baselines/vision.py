@@ -66,9 +66,8 @@ class Vision(nn.Module):
                 f"CLIP and DINO take grey or colour images, of 1 or 3 channels, not of {x.shape[1]}"
             )
         x = (x / 2 + 0.5).clamp(0, 1).expand(-1, 3, -1, -1)
-        x = F.interpolate(x, (self.size, self.size), mode="bicubic", antialias=True).clamp(
-            0, 1
-        )  # bicubic overshoots
+        # bicubic overshoots
+        x = F.interpolate(x, (self.size, self.size), mode="bicubic", antialias=True).clamp(0, 1)
         vectors: Tensor = self.head(
             self.trunk(pixel_values=(x - self.mean) / self.std).pooler_output
         )

@@ -31,12 +31,13 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.sampling import sample
 from ..models.presets import preset
-from ..report.figures import Found, attribution_rows, image_row
+from ..report.figures import Found, attribution_rows, glance, image_row
 from ..tid.teacher import TID
 from ..tide.student import TIDE
 
 COUNT = 8  # images to generate
 TOP_K = 8
+SHOWN = 4  # images in the picture that is understood at a glance
 DRAWS = 8
 SAMPLES = 600  # training images that estimate the curvature
 EPOCHS = 12  # of distillation
@@ -97,11 +98,10 @@ def run_demo(out: Path, seed: int) -> None:
     generating = _median(lambda: sample(denoiser, noise[:1], steps=settings.sampling_steps))
     searching = _median(lambda: bank.search(images[:1], top_k=TOP_K))
     console.print(
-        f"   TIDE ranks much as TID does: Spearman {agreement:.2f}, {100 * shared:.0f} % of "
-        "the top 2 % in common, "
-        f"means of {COUNT} images\n"
-        f"   one image takes {1e3 * generating:.0f} ms to generate and {1e3 * searching:.0f} "
-        "ms to attribute with TIDE"
+        f"   TIDE agrees with TID at a rank correlation of {agreement:.2f}; of the top 2 % they "
+        f"share {100 * shared:.0f} % (means of {COUNT} images)\n"
+        f"   one image takes {1e3 * generating:.0f} ms to generate and {1e3 * searching:.0f} ms to "
+        "attribute with TIDE"
     )
 
     console.print(f"[bold]5. Writing[/] what was found to {out}/")
@@ -114,13 +114,12 @@ def run_demo(out: Path, seed: int) -> None:
         [f"noise {index}" for index in range(COUNT)],
         "generated digits",
     )
-    attribution_rows(
-        out / "attribution.png",
-        images,
-        {name: _pictures(hits, training, labels) for name, hits in found.items()},
-        f"which of {len(dataset):,} training digits made these? (Spearman of TID and TIDE: "
-        f"{agreement:.2f})",
-    )
+    both = {name: _pictures(hits, training, labels) for name, hits in found.items()}
+    asked = f"Which of {len(dataset):,} training digits made these?"
+    few = slice(0, SHOWN)
+    most, least = both["TID"].most[few, :6], both["TID"].least[few, :3]
+    glance(out / "attribution.png", images[few], most, least, f"{asked}\n")
+    attribution_rows(out / "attribution-all.png", images, both, asked)
     about = {
         "model": {
             "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -147,14 +146,15 @@ def run_demo(out: Path, seed: int) -> None:
         },
     }
     save_json(out / "attribution.json", about)
-    console.print(
-        f"\n   [bold]{out / 'attribution.png'}[/]   each image with its most and its least "
-        "influential training digits"
-    )
-    console.print(
-        f"   {out / 'attribution.json'}  the same in numbers; {out / 'generated.png'}, the "
-        "images alone"
-    )
+    said = {
+        "attribution.png": f"the first {SHOWN} images with the training digits that made them",
+        "attribution-all.png": "all images, by TID and by TIDE",
+        "attribution.json": "the same in numbers",
+        "generated.png": "the images alone",
+    }
+    console.print()
+    for name, words in said.items():
+        console.print(f"   {out / name}  {words}")
 
 
 def _teacher_scores(tid: TID, images: Tensor, dataset: Dataset, out: Path) -> Tensor:

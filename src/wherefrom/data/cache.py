@@ -25,9 +25,8 @@ from .lazy import LazyImages
 from .mapped import Mapped
 
 _PIXELS = "pixels.bin"
-_CHUNK = (
-    256  # images decoded ahead of the writer: bounds the memory, and the wait when something fails
-)
+# images decoded ahead of the writer: bounds the memory, and the wait when something fails
+_CHUNK = 256
 
 
 class Cached(LazyImages):

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from ..errors import WherefromError, need
+from ..running.progress import bar
 from .hub import HubImages, image_column, is_saved, open_saved
 from .images import Images
 from .mapped import Mapped
@@ -142,13 +142,16 @@ def _from_rows(rows: Any, place: Path, labels: bool) -> Images:
         raise WherefromError(f"{place} has no column 'label', only {rows.column_names}")
     source = HubImages(rows, image_column(rows, None), None, size=None, channels=3)
     pixels = torch.empty((len(source), *_SHAPE), dtype=torch.uint8)
-    for index in tqdm(range(len(source)), desc="decoding CIFAR-10", unit="image", disable=None):
-        image = source.decoded(index)
-        if image.shape != _SHAPE:
-            raise WherefromError(
-                f"row {index} of {place} has shape {list(image.shape)}; CIFAR-10 has {list(_SHAPE)}"
-            )
-        pixels[index] = image
+    with bar(len(source), "decoding CIFAR-10", "image", delay=1) as progress:
+        for index in range(len(source)):
+            image = source.decoded(index)
+            if image.shape != _SHAPE:
+                found = list(image.shape)
+                raise WherefromError(
+                    f"row {index} of {place} has shape {found}; CIFAR-10 has {list(_SHAPE)}"
+                )
+            pixels[index] = image
+            progress.update()
     return Images(
         pixels, _checked(np.array(rows.with_format(None)["label"][:]), place) if labels else None
     )

@@ -17,7 +17,6 @@ def digits(labels: bool = False) -> Images:
     """The digits as [1, 8, 8] images in [-1, 1], with the digit as an int64 label if asked."""
     sklearn: Any = need("sklearn.datasets", "demo")
     data = sklearn.load_digits()
-    pixels = (
-        torch.from_numpy(data.images).float()[:, None] / 8 - 1
-    )  # [N, 1, 8, 8], from grey levels 0..16
+    # [N, 1, 8, 8], from grey levels 0..16
+    pixels = torch.from_numpy(data.images).float()[:, None] / 8 - 1
     return Images(pixels, torch.from_numpy(data.target).long() if labels else None)

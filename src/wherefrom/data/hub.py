@@ -115,11 +115,10 @@ def open_saved(path: str | os.PathLike[str], split: str) -> Any:
         raise WherefromError(
             f"{path} is truncated or damaged ({error}); save it again with save_to_disk"
         ) from error
-    if getattr(saved, "split", None) is not None and split not in str(
-        saved.split
-    ):  # it may be "train[:100]"
+    known = getattr(saved, "split", None)
+    if known is not None and split not in str(known):  # it may be "train[:100]"
         raise WherefromError(
-            f"{path} holds only the split {str(saved.split)!r}: ask for that, not for {split!r}"
+            f"{path} holds only the split {str(known)!r}: ask for that, not for {split!r}"
         )
     return _one_split(saved, split, str(path))
 

@@ -113,8 +113,6 @@ def _by_name(pixels: Any) -> Any:
     ):
         return pixels
     base: Any = pixels.base
-    if (
-        not isinstance(base, mmap.mmap) or pixels.mode == "c"
-    ):  # a slice, or changes that only this process sees
-        return pixels
+    if not isinstance(base, mmap.mmap) or pixels.mode == "c":
+        return pixels  # a slice, or changes that only this process sees
     return Mapped(pixels.filename, pixels.shape, pixels.dtype, pixels.offset)

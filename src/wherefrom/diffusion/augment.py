@@ -46,9 +46,10 @@ def random_warp(x: Tensor, rate: float, generator: torch.Generator) -> tuple[Ten
     )
 
     zero = torch.zeros_like(scale)
+    # [B, 2, 2]
     diagonal = torch.stack(
         [torch.stack([stretch, zero], -1), torch.stack([zero, 1 / stretch], -1)], -2
-    )  # [B, 2, 2]
+    )
     linear = scale[:, None, None] * (
         _rotation(angle) @ _rotation(frame) @ diagonal @ _rotation(-frame)
     )

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from ..data.items import Cond
 from .denoiser import Denoiser
 
-Streams = list[
-    Tensor
-]  # each [B, T, width] of a transformer, [B, width, H, W] of a UNet; float32 or better
+# each [B, T, width] of a transformer, [B, width, H, W] of a UNet; float32 or better
+Streams = list[Tensor]
 
 
 class Taps:
@@ -31,9 +30,8 @@ class Taps:
 
     def heard(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """A block's output: it joins the stream of its shape, or begins one."""
-        tensor = (
-            output[0] if isinstance(output, tuple | list) else output
-        )  # some blocks return states beside their output
+        # some blocks return states beside their output
+        tensor = output[0] if isinstance(output, tuple | list) else output
         tensor = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
         for place, stream in enumerate(self.streams):
             if stream.shape == tensor.shape:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from .similarity import Metric, resized, standardised
 from .weights import Where, cached, filled, packaged, read_weights, weight_file
 
-_SHIFT, _SCALE = (
-    (-0.030, -0.088, -0.188),
-    (0.458, 0.448, 0.450),
-)  # ImageNet's colours, for images in [-1, 1]
+# ImageNet's colours, for images in [-1, 1]
+_SHIFT = (-0.030, -0.088, -0.188)
+_SCALE = (0.458, 0.448, 0.450)
 _VGG = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions of each stage
 
 

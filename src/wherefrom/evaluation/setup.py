@@ -153,11 +153,9 @@ class Setup:
 
     def generated(self, network: nn.Module, seed: int, count: int) -> Tensor:
         """What a network makes of a seed's noise, [count, C, H, W] on the CPU."""
-        denoiser, noise, cond = (
-            self.denoiser(network),
-            self.noise(seed, count),
-            self.query_conditions(seed, count),
-        )
+        denoiser = self.denoiser(network)
+        noise = self.noise(seed, count)
+        cond = self.query_conditions(seed, count)
         parts = []
         for start in range(0, count, _SAMPLED):
             some = slice(start, start + _SAMPLED)

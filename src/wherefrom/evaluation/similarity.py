@@ -123,9 +123,8 @@ def resized(x: Tensor, size: int, mode: str) -> Tensor:
         raise WherefromError(
             f"a network compares grey or colour images, of 1 or 3 channels, not of {x.shape[1]}"
         )
-    x = F.interpolate(x, size=(size, size), mode=mode, antialias=True).clamp(
-        0, 1
-    )  # bicubic overshoots
+    # bicubic overshoots
+    x = F.interpolate(x, size=(size, size), mode=mode, antialias=True).clamp(0, 1)
     return x.expand(-1, 3, -1, -1)
 
 

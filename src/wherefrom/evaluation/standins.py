@@ -91,10 +91,8 @@ class Bottleneck(nn.Module):
         super().__init__()
         wide = 4 * width
         self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = (
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-        )
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide)
         self.downsample = nn.Sequential()
         if stride > 1 or channels != wide:
@@ -169,10 +167,8 @@ class Inverted(nn.Module):
         self.expands, self.skips = expand > 1, stride == 1 and channels == out
         if self.expands:
             self._expand_conv, self._bn0 = SameConv(channels, wide), Norm(wide)
-        self._depthwise_conv, self._bn1 = (
-            SameConv(wide, wide, kernel, stride, groups=wide),
-            Norm(wide),
-        )
+        self._depthwise_conv = SameConv(wide, wide, kernel, stride, groups=wide)
+        self._bn1 = Norm(wide)
         self._project_conv, self._bn2 = SameConv(wide, out), Norm(out)
 
     def forward(self, x: Tensor) -> Tensor:

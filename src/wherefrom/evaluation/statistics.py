@@ -72,10 +72,8 @@ def auc(method: Values, random: Values) -> float:
     """P(random > method) + P(tie) / 2 of two sets of similarities: 1 when the method's are all
     lower, .5 when alike.
     """
-    one, other = (
-        _vector(method, "the method's similarities"),
-        _vector(random, "the random similarities"),
-    )
+    one = _vector(method, "the method's similarities")
+    other = _vector(random, "the random similarities")
     other = other.sort().values
     upto, below = torch.searchsorted(other, one, right=True), torch.searchsorted(other, one)
     above, ties = len(other) - upto, upto - below
@@ -84,17 +82,14 @@ def auc(method: Values, random: Values) -> float:
 
 def similarity_ratio(method: Values, random: Values) -> float:
     """100 mean(method / median(random) - 1), in percent; a median below .01 counts as .01."""
-    one, other = (
-        _vector(method, "the method's similarities"),
-        _vector(random, "the random similarities"),
-    )
+    one = _vector(method, "the method's similarities")
+    other = _vector(random, "the random similarities")
     return float(_ratio(one, other))
 
 
 def _ratio(method: Tensor, random: Tensor) -> Tensor:
-    median = random.quantile(0.5, dim=-1, keepdim=True).clamp(
-        min=_FLOOR
-    )  # the mean of the two middle ones; torch's is the lower
+    # the mean of the two middle ones; torch's is the lower
+    median = random.quantile(0.5, dim=-1, keepdim=True).clamp(min=_FLOOR)
     return 100 * (method / median - 1).mean(-1)
 
 
@@ -265,9 +260,8 @@ def _bootstrap(
         raise WherefromError(f"an interval needs at least one resample, not {resamples}")
     pairs = list(_matched(method, controls).values())
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(
-        len(pairs), (len(pairs), resamples), generator=generator
-    )  # which seed stands in each place
+    # which seed stands in each place
+    drawn = torch.randint(len(pairs), (len(pairs), resamples), generator=generator)
     values = torch.empty(drawn.shape, dtype=torch.float64)
     for place, chosen in enumerate(drawn):
         for index, (one, random) in enumerate(pairs):
@@ -284,9 +278,8 @@ def _resampled_auc(method: Tensor, random: Tensor, queries: Tensor) -> Tensor:
     drawn.
     """
     difference = random[:, None, :] - method[None, :, None]
-    wins = ((difference > 0).double() + (difference == 0).double() / 2).mean(
-        0
-    )  # [Q of the method, Q of the controls]
+    # [Q of the method, Q of the controls]
+    wins = ((difference > 0).double() + (difference == 0).double() / 2).mean(0)
     drawn = torch.zeros(queries.shape, dtype=torch.float64).scatter_add_(
         1, queries, torch.ones(queries.shape).double()
     )
@@ -313,10 +306,8 @@ def paired_test(one: PerSeed, other: PerSeed, resamples: int = 10_000, seed: int
     _same_seeds(one, other, "the two methods")
     pieces = []
     for key in one:
-        first, second = (
-            _vector(one[key], f"seed {key} of one method"),
-            _vector(other[key], f"seed {key} of the other method"),
-        )
+        first = _vector(one[key], f"seed {key} of one method")
+        second = _vector(other[key], f"seed {key} of the other method")
         if len(first) != len(second):
             raise WherefromError(
                 f"seed {key} has {len(first)} queries for one method and {len(second)} for the "
@@ -325,9 +316,8 @@ def paired_test(one: PerSeed, other: PerSeed, resamples: int = 10_000, seed: int
         pieces.append(first - second)
     difference = torch.cat(pieces)  # [pairs]
     count = len(difference)
-    reached = abs(float(difference.sum())) * (
-        1 - 1e-12
-    )  # a pattern equal to the one seen must not be lost to rounding
+    # a pattern equal to the one seen must not be lost to rounding
+    reached = abs(float(difference.sum())) * (1 - 1e-12)
     if count <= _EXACT:
         extreme = _as_extreme(
             torch.arange(2**count)[:, None] >> torch.arange(count) & 1, difference, reached
@@ -377,10 +367,8 @@ def _matched(method: PerSeed, controls: PerSeed) -> dict[int, tuple[Tensor, Tens
     _same_seeds(method, controls, "a method and its random controls")
     pairs = {}
     for seed in method:
-        one, random = (
-            _vector(method[seed], f"the similarities of seed {seed}"),
-            controls[seed].detach().double().cpu(),
-        )
+        one = _vector(method[seed], f"the similarities of seed {seed}")
+        random = controls[seed].detach().double().cpu()
         if random.ndim != 2 or len(random) == 0 or random.shape[1] != len(one):
             raise WherefromError(
                 f"the random controls of seed {seed} are [controls, {len(one)} queries], not "

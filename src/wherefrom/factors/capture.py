@@ -33,9 +33,8 @@ class Capture:
         self.denoiser = denoiser
         self._layers: dict[str, tuple[nn.Module, LayerKind]] = {}
         self._compiled: _Compiled | None = None
-        self._changed: set[str] = (
-            set()
-        )  # layers whose inputs the network changes in place afterwards: they are copied
+        # layers whose inputs the network changes in place afterwards: they are copied
+        self._changed: set[str] = set()
         for name in denoiser.layers:
             module = denoiser.network.get_submodule(name)
             kind = kind_of(module)

@@ -21,9 +21,8 @@ from .triangular import matmul, times_lower, times_transposed_lower
 
 Normalize = Literal["sample", "token", "gradient", "none"]
 Path = Literal["gradients", "pairs"]
-Scale = tuple[
-    Tensor | None, Tensor | None
-]  # weights of a and of b, each [B, 1] or [B, T]; None is one
+# weights of a and of b, each [B, 1] or [B, T]; None is one
+Scale = tuple[Tensor | None, Tensor | None]
 _CHUNK = 2**27  # elements of the largest temporary
 
 
@@ -190,10 +189,9 @@ def preconditioned_side(
         inner, one = a[..., : part.inputs], a[..., part.inputs] if part.one else None
     else:
         root_a = root_a.to(a)
-        inner, one = (
-            root_a.transpose_times(a),
-            None if root_a.one is None else a @ root_a.one,
-        )  # [B, T, p], [B, T]
+        # [B, T, p], [B, T]
+        inner = root_a.transpose_times(a)
+        one = None if root_a.one is None else a @ root_a.one
     if path == "pairs":
         return Side("pairs", a=inner, one=one, b=b)
     ones = None if one is None else torch.einsum("bt,btq->bq", one, b)
@@ -262,9 +260,8 @@ def _compare_pairs(queries: Side, samples: Side) -> Tensor:
     parts = []
     for start in range(0, many, rows):
         some = slice(start, start + rows)
-        products = matmul(
-            queries.a.flatten(0, 1), samples.a[some].flatten(0, 1).T
-        )  # [Q * S, b * T]
+        # [Q * S, b * T]
+        products = matmul(queries.a.flatten(0, 1), samples.a[some].flatten(0, 1).T)
         if queries.one is not None:
             products = products + queries.one.reshape(-1, 1).to(products.dtype)
         products = products * matmul(queries.b.flatten(0, 1), samples.b[some].flatten(0, 1).T)

@@ -124,9 +124,8 @@ def _root(
     Its rows are padded with zeros to a multiple of 8, which changes no product and keeps matrix
     units on their fast path.
     """
-    moment = total.double() / max(
-        1, count
-    )  # of a matrix, the lower triangle, which is all that Cholesky reads
+    # of a matrix, the lower triangle, which is all that Cholesky reads
+    moment = total.double() / max(1, count)
     diagonal = moment if moment.ndim == 1 else moment.diagonal()
     mean = float(diagonal.mean())
     if not math.isfinite(mean):  # what is not finite shows on the diagonal

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+# rows: enough for the matrix units, few enough to skip something
 _PANEL = {
     "cpu": 128,
     "cuda": 512,
-}  # rows: enough for the matrix units, few enough to skip something
+}
 _LONG, _PIECE = 2**14, 2**10  # a sum that is taken in pieces, and their length
 _SMALL = 256  # rows of a triangle that is inverted directly
 

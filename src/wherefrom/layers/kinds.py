@@ -113,12 +113,10 @@ class Convolution(LayerKind):
 
     def factors(self, module: Any, x: Tensor, grad: Tensor) -> list[Factors]:
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        padded = F.pad(
-            x, module._reversed_padding_repeated_twice, mode=mode
-        )  # torch's own, which knows "same" too
-        patches = _patches(
-            padded, module.kernel_size, module.stride, module.dilation
-        )  # [B, T, K, C]
+        # torch's own, which knows "same" too
+        padded = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+        # [B, T, K, C]
+        patches = _patches(padded, module.kernel_size, module.stride, module.dilation)
         gradients = _tokens(grad.movedim(1, -1))  # [B, T, outputs]
         return [
             Factors(channels.flatten(2), grads)
@@ -260,6 +258,7 @@ def _patches(
             for n, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
         )
     steps = x.stride()[1:-1]
+    # [B, ...windows, ...taps, C]
     windows = x.as_strided(
         (len(x), *count, *kernel, x.shape[-1]),
         (
@@ -268,5 +267,5 @@ def _patches(
             *(step * d for step, d in zip(steps, dilation, strict=True)),
             1,
         ),
-    )  # [B, ...windows, ...taps, C]
+    )
     return windows.reshape(len(x), math.prod(count), math.prod(kernel), x.shape[-1])

@@ -175,9 +175,8 @@ class DiT(nn.Module):
         coefficients = (
             self.table[sigma.long()].unbind(1) if self.process.discrete else self._formulas(sigma)
         )
-        c_skip, c_out, c_in, c_noise = (
-            c.to(x_sigma.dtype)[:, None] for c in coefficients
-        )  # each [B, 1]
+        # each [B, 1]
+        c_skip, c_out, c_in, c_noise = (c.to(x_sigma.dtype)[:, None] for c in coefficients)
         c = self._condition(c_noise, cond, augmented, x_sigma)  # [B, 1, C]
         output = self.raw(c_in[..., None, None] * x_sigma, c)
         return c_skip[..., None, None] * x_sigma + c_out[..., None, None] * output
@@ -191,9 +190,8 @@ class DiT(nn.Module):
         x = self.patchify(x)  # [B, width, h, w]
         h, w = x.shape[-2:]
         tokens = x.flatten(2).transpose(1, 2) + self.position  # [B, h*w, width]
-        tokens = torch.cat(
-            [self.registers.to(tokens.dtype).expand(len(x), -1, -1), tokens], 1
-        )  # [B, T, width]
+        # [B, T, width]
+        tokens = torch.cat([self.registers.to(tokens.dtype).expand(len(x), -1, -1), tokens], 1)
         for block in self.blocks:
             tokens = block(tokens, c)
         scale, shift = self.modulate(c)
@@ -286,9 +284,8 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        )  # each [B, heads, T, d]
+        # each [B, heads, T, d]
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropped = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped)
         mixed = F.dropout(mixed.transpose(1, 2).flatten(2), dropped)  # [B, T, width]

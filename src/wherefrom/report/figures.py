@@ -63,6 +63,41 @@ def attribution_rows(
     _write(figure, path)
 
 
+def glance(
+    path: str | os.PathLike[str], queries: Tensor, most: Tensor, least: Tensor, title: str
+) -> None:
+    """For each query [Q, C, H, W] in [-1, 1] one row that is understood at a glance: the image, an
+    arrow, its most influential training images [Q, k, C, H, W], and its least influential ones.
+    """
+    widths = [1.15, 0.5, *[1] * most.shape[1], 0.4, *[1] * least.shape[1]]
+    figure, axes = _canvas(len(queries), len(widths), title, ratios=widths)
+    figure.suptitle(title, fontsize=15)
+    first, other = 2, 3 + most.shape[1]
+    for line, query, made, unlike in zip(axes, queries, most, least, strict=True):
+        _show(line[0], query, "")
+        line[0].set_axis_on()
+        line[0].set(xticks=[], yticks=[])
+        for side in line[0].spines.values():
+            side.set(color="tab:blue", linewidth=2.5)
+        arrow = {"arrowstyle": "<|-", "color": "tab:blue", "linewidth": 2}
+        line[1].annotate("", (0.05, 0.5), (0.95, 0.5), xycoords="axes fraction", arrowprops=arrow)
+        for axis, image in zip(line[first:], made, strict=False):
+            _show(axis, image, "")
+        for axis, image in zip(line[other:], unlike, strict=False):
+            _show(axis, image, "")
+            axis.images[0].set_alpha(0.55)
+    for place, words, colour in (
+        (0, "generated", "tab:blue"),
+        (first, "training images that made it, most influential first", "0.1"),
+        (other, "least influential", "0.5"),
+    ):
+        heading = axes[0][place].annotate(
+            words, (0, 1.12), xycoords="axes fraction", fontsize=12, color=colour
+        )
+        heading.set_in_layout(False)  # it may run over the columns to its right
+    _write(figure, path)
+
+
 def image_grid(path: str | os.PathLike[str], rows: Mapping[str, Tensor], title: str) -> None:
     """Rows of images [K, C, H, W] in [-1, 1], each under its name."""
     columns = max(len(images) for images in rows.values())
@@ -102,13 +137,14 @@ def scatter(
     axis.axhline(line, color="tab:orange", linestyle=":")
     axis.set(xscale="log", xlabel=across, ylabel=up)
     axis.spines[["top", "right"]].set_visible(False)
+    # from a label to its point
     leader = {
         "arrowstyle": "-",
         "color": "0.6",
         "linewidth": 0.6,
         "shrinkA": 0,
         "shrinkB": 4,
-    }  # from a label to its point
+    }
     labels = [
         axis.annotate(
             name, (x, y), (5, 4), textcoords="offset points", fontsize=8, arrowprops=leader

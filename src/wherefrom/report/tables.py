@@ -55,14 +55,27 @@ class Tables:
         self.results = self.every_budget.at(self.fraction)
         self.seeds = sorted({row.seed for row in self.results.rows})
 
-    def auc(self) -> Table:
-        """Table 1: AUC by metric and their mean; the last row is the instrument's own noise."""
-        return self._auc(self.methods, self.results, self.seeds)
-
     @property
     def methods(self) -> list[str]:
         """All but the ablations of TID, which are compared among themselves."""
         return [name for name in self.results.methods if name not in _ABLATIONS]
+
+    def auc(self) -> Table:
+        """Table 1: AUC by metric and their mean; the last row is how far random removals stray."""
+        results, at, rows = self.results, self.fraction, []
+        for method in self.methods:
+            found = [results.summary(method, metric, at) for metric in results.metrics]
+            each = [f"{estimated(one.auc)} {within(one.auc_interval)}" for one in found]
+            pooled = sum(one.pooled_auc for one in found) / len(found)
+            rows.append([method, *each, estimated(results.mean_auc(method, at)), number(pooled)])
+        controls = [results.controls(metric, at) for metric in results.metrics]
+        rows.append([_RANDOM, *(_stray(one) for one in controls), _stray(*controls), ""])
+        head = ["removal chosen by", *results.metrics, "mean", "pooled"]
+        title = (
+            f"AUC against random removal, {self._words()}; mean over seeds ± standard error "
+            "[95 % interval]"
+        )
+        return Table(title, head, rows)
 
     def ablations(self) -> Table:
         """The same of TID and of its ablations, in the seeds that have all of them."""
@@ -80,22 +93,6 @@ class Tables:
         names = [name for name in self.results.methods if name in _ABLATIONS or name == "TID"]
         have = [set(self.results.removed(name, self.fraction)) for name in names]
         return names, [seed for seed in self.seeds if all(seed in one for one in have)]
-
-    def _auc(self, methods: Sequence[str], results: Results, seeds: Sequence[int]) -> Table:
-        at, rows = self.fraction, []
-        for method in methods:
-            found = [results.summary(method, metric, at) for metric in results.metrics]
-            each = [f"{estimated(one.auc)} {within(one.auc_interval)}" for one in found]
-            pooled = sum(one.pooled_auc for one in found) / len(found)
-            rows.append([method, *each, estimated(results.mean_auc(method, at)), number(pooled)])
-        controls = [results.controls(metric, at) for metric in results.metrics]
-        rows.append([_RANDOM, *(_stray(one) for one in controls), _stray(*controls), ""])
-        head = ["removal chosen by", *results.metrics, "mean", "pooled"]
-        title = (
-            f"AUC against random removal, {self._words(seeds)}; mean over seeds ± standard error "
-            "[95 % interval]"
-        )
-        return Table(title, head, rows)
 
     def against(self, reference: str = "TID") -> Table:
         """Every method beside one of them, best first: the mean AUC, how it differs seed by seed,

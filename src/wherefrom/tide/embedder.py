@@ -42,9 +42,10 @@ class AttentionPool(nn.Module):
         dim, size = tokens.shape[2], tokens.shape[2] // self.heads
         query = self.to_query(self.query).view(self.heads, size) / math.sqrt(size)
         # the key's bias adds the same to every token's logit, which softmax does not see
+        # [dim, heads]
         directions = torch.einsum(
             "hs,hsd->dh", query, self.to_key.weight.view(self.heads, size, dim)
-        )  # [dim, heads]
+        )
         attention = (tokens @ directions).softmax(1)  # [B, T, heads]
         pooled = attention.transpose(1, 2) @ tokens  # [B, heads, dim]
         values = torch.einsum(

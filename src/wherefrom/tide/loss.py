@@ -31,13 +31,11 @@ def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
             f"{count}"
         )
     rho, tau = off_diagonal(rho), off_diagonal(tau.detach())  # [B, B - 1]
-    rank = 1 + torch.argsort(tau, dim=1, descending=True, stable=True).argsort(
-        1
-    )  # 1 is the most influential
+    # 1 is the most influential
+    rank = 1 + torch.argsort(tau, dim=1, descending=True, stable=True).argsort(1)
     discount = 1 / torch.log2(1 + rank.to(rho.dtype))
-    j, k = torch.triu_indices(
-        count - 1, count - 1, offset=1, device=rho.device
-    )  # every unordered pair once
+    # every unordered pair once
+    j, k = torch.triu_indices(count - 1, count - 1, offset=1, device=rho.device)
     weight = (discount[:, j] - discount[:, k]).abs()  # [B, pairs]
     truth = (tau[:, j] > tau[:, k]).to(rho.dtype)
     loss = F.binary_cross_entropy_with_logits(
