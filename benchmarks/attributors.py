@@ -12,23 +12,21 @@ several together, each.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
 import wherefrom
+from common import CIFAR, OUT, Report, device, machine, parameters, seconds
 from wherefrom.attribution.attributor import Attributor
 from wherefrom.evaluation.counterfactual import Method
 from wherefrom.evaluation.methods import standard
 
-CIFAR: dict[str, Any] = {
+NETWORK: dict[str, Any] = {
     "width": 384,
     "depth": 8,
     "heads": 6,
@@ -40,34 +38,26 @@ CIFAR: dict[str, Any] = {
 
 
 def trained(data: Any, steps: int, digits: bool) -> wherefrom.Denoiser:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The demo's network on digits, a larger one on CIFAR-10."""
+    process = wherefrom.EDM()
     if digits:
         preset = wherefrom.preset("digits")
-        return wherefrom.Denoiser(
-            preset.train(data, steps=steps, network=preset.network().to(device)), wherefrom.EDM()
-        )
+        network = preset.train(data, steps=steps, network=preset.network().to(device()))
+        return wherefrom.Denoiser(network, process)
     torch.manual_seed(0)
-    network = wherefrom.models.DiT(**CIFAR).to(device)
-    return wherefrom.Denoiser(
-        wherefrom.train(network, wherefrom.EDM(), data, steps, 256, 1e-3, flip=True, warmup=500),
-        wherefrom.EDM(),
-    )
+    network = wherefrom.models.DiT(**NETWORK).to(device())
+    network = wherefrom.train(network, process, data, steps, 256, 1e-3, flip=True, warmup=500)
+    return wherefrom.Denoiser(network, process)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
     """Seconds, and the peak of the GPU's memory in GiB above what was there before."""
-    cuda = torch.cuda.is_available()
-    before = 0
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    started = time.perf_counter()
-    work()
-    if cuda:
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    return seconds, (torch.cuda.max_memory_allocated() - before) / 2**30 if cuda else float("nan")
+    if not torch.cuda.is_available():
+        return seconds(work), float("nan")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    taken = seconds(work)
+    return taken, (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def measured(
@@ -94,75 +84,63 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "data",
-        type=Path,
-        nargs="?",
-        help="CIFAR-10, in any form that wherefrom.data.cifar10 reads; none: digits",
-    )
+    parser.add_argument("data", type=Path, nargs="?", help=f"{CIFAR}; none: digits")
     parser.add_argument("--images", type=int, default=5000)
-    parser.add_argument("--queries", type=int, default=8)
+    parser.add_argument("--queries", type=int, default=8, help="three or more")
     parser.add_argument("--draws", type=int, default=32)
     parser.add_argument("--dim", type=int, default=None, help="of the projections; none: theirs")
     parser.add_argument("--train-steps", type=int, default=2000)
     parser.add_argument("--distil-steps", type=int, default=500)
+    parser.add_argument("--unlearn-steps", type=int, default=500, help="at most")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--only", nargs="+", help="names of attributors")
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    whole: Any = (
-        wherefrom.data.cifar10(arguments.data) if arguments.data else wherefrom.data.digits()
-    )
-    data: Any = Subset(whole, range(min(arguments.images, len(whole))))
-    data = torch.stack(
-        [data[index] for index in range(len(data))]
-    )  # in memory: what is timed is the attributor
-    denoiser = trained(data, arguments.train_steps, arguments.data is None)
-    noise = torch.randn(
-        arguments.queries, *data.shape[1:], generator=torch.Generator().manual_seed(0)
-    ).to(denoiser.device)
+    digits = arguments.data is None
+    whole = wherefrom.data.digits() if digits else wherefrom.data.cifar10(arguments.data)
+    # in memory: what is timed is the attributor
+    data: Any = torch.stack([whole[index] for index in range(min(arguments.images, len(whole)))])
+    denoiser = trained(data, arguments.train_steps, digits)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(arguments.queries, *data.shape[1:], generator=generator)
+    noise = noise.to(denoiser.device)
     queries = wherefrom.sample(denoiser, noise)
-    generating, _ = timed(lambda: wherefrom.sample(denoiser, noise[:1]))
-    cuda = torch.cuda.is_available()
-    report: dict[str, Any] = {
-        "machine": torch.cuda.get_device_name()
-        if cuda
-        else f"{torch.get_num_threads()} CPU threads",
-        "torch": torch.__version__,
-        "parameters": sum(parameter.numel() for parameter in denoiser.network.parameters()),
-        "images": len(data),
-        "draws": arguments.draws,
-        "train_steps": arguments.train_steps,
-        "distil_steps": arguments.distil_steps,
-        "batch": arguments.batch,
-        "generating_seconds": generating,
-        "attributors": {},
-    }
+    generating = seconds(lambda: wherefrom.sample(denoiser, noise[:1]))
+    report = Report(
+        arguments.out,
+        machine=machine(),
+        torch=torch.__version__,
+        parameters=parameters(denoiser.network),
+        images=len(data),
+        draws=arguments.draws,
+        train_steps=arguments.train_steps,
+        distil_steps=arguments.distil_steps,
+        batch=arguments.batch,
+        generating_seconds=generating,
+    )
     print(f"generating one image: {generating:.3f} s", flush=True)
     print("                    one-off s   MB on disk   one query s   each of several s   peak GiB")
-    epochs = arguments.distil_steps * 128 / len(data)
-    distillation = {"epochs": epochs, "lr": 5e-4, "dim": 384 if arguments.data else 96}
+    few = min(128, len(data) // 2)  # images in a step of the distillation
+    epochs = arguments.distil_steps * few / len(data)
+    distillation = {"epochs": epochs, "batch_size": few, "lr": 5e-4, "dim": 96 if digits else 384}
     methods = standard(
         arguments.draws,
-        2000,
-        arguments.dim,
-        distillation,
-        {"lr": 1e-4, "max_steps": 500},
-        arguments.batch,
+        samples=2000,
+        dim=arguments.dim,
+        distillation=distillation,
+        unlearning={"lr": 1e-4, "max_steps": arguments.unlearn_steps},
+        batch_size=arguments.batch,
     )
-    for name, make in methods.items():
-        if arguments.only and name not in arguments.only:
-            continue
-        found = measured(make, denoiser, queries, data, arguments.batch)
-        report["attributors"][name] = found
+    rows = {}
+    for name in arguments.only or methods:
+        found = rows[name] = measured(methods[name], denoiser, queries, data, arguments.batch)
+        report.keep(attributors=rows)
         print(
             f"{name:18} {found['one_off_seconds']:10.2f} {found['megabytes']:12.2f} "
-            f"{found['one_query_seconds']:13.4f}"
-            f" {found['each_of_several_seconds']:19.4f} {found['peak_gib']:10.2f}",
+            f"{found['one_query_seconds']:13.4f} {found['each_of_several_seconds']:19.4f} "
+            f"{found['peak_gib']:10.2f}",
             flush=True,
         )
-        if arguments.out:
-            arguments.out.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

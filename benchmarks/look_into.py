@@ -3,10 +3,10 @@ does whatever is removed.
 
     python benchmarks/look_into.py runs/digits
 
-For every method: the images found for all queries together, the most queries that share one image,
-the Spearman correlation of its scores with TID's, and its mean AUC less TID's with an exact
-sign-flip test over seeds (each seed counts once, as its queries share one retraining) and in every
-seed. Then the mean cosine of the displacements that two random removals cause.
+First the table of `wherefrom report` that compares every method with TID. Then for every method the
+most queries that share one image, the Spearman correlation of its scores with TID's, and its mean
+AUC less TID's in every seed. Last the mean cosine of the displacements that two random removals
+cause.
 """
 
 from __future__ import annotations
@@ -18,78 +18,60 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wherefrom.artefacts.files import load
-from wherefrom.evaluation import removal_union
-from wherefrom.evaluation.counterfactual import regenerated_path
-from wherefrom.evaluation.statistics import budget, estimate, paired_test, per_seed_auc
+from wherefrom.attribution.agreement import spearman
+from wherefrom.attribution.top import both_ends
+from wherefrom.evaluation.statistics import budget
 from wherefrom.report.tables import Tables
-from wherefrom.tide.loss import spearman
+
+
+def most_shared(scores: Tensor, fraction: float) -> int:
+    """The most queries for which one and the same image is found, of scores [Q, N]."""
+    found = both_ends(scores, budget(scores.shape[1], fraction)).indices
+    return int(torch.bincount(found.flatten()).max())
+
+
+def described(tables: Tables, method: str, reference: str) -> str:
+    """A method beside another, in a line."""
+    pairs = [(tables.scores(seed, method), tables.scores(seed, reference)) for seed in tables.seeds]
+    shared = max((most_shared(one, tables.fraction) for one, _ in pairs if one is not None))
+    common = [(one, other) for one, other in pairs if one is not None and other is not None]
+    agreement = [float(spearman(one, other).mean()) for one, other in common]
+    mine, theirs = (tables.results.seed_aucs(name, tables.fraction) for name in (method, reference))
+    each = " ".join(f"{mine[seed] - theirs[seed]:+.2f}" for seed in mine if seed in theirs)
+    mean = sum(agreement) / len(agreement)
+    return f"{method:22} {shared:11} {mean:{len('Spearman with ' + reference)}.2f}  {each}"
+
+
+def displacements(tables: Tables) -> list[float]:
+    """The mean cosine of what two random removals do to the images, of every pair in every seed."""
+    cosines = []
+    for seed in tables.seeds:
+        files = tables.evaluation.seed(seed)
+        moved = [
+            (files.images_after(name, tables.fraction) - files.images()).flatten(1)
+            for name in tables.results.control_names
+        ]
+        cosines += [
+            float(torch.cosine_similarity(one, other).mean())
+            for one, other in combinations(moved, 2)
+        ]
+    return cosines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of an evaluation")
-    tables = Tables(parser.parse_args().folder)
-    results, at = tables.results, tables.fraction
-
-    def scores(seed: int, method: str) -> Tensor:
-        return load(tables.scores_path(seed, method))[0]["scores"]
-
-    def mean_auc(method: str) -> dict[int, float]:
-        each = [
-            per_seed_auc(
-                mine,
-                {
-                    seed: value
-                    for seed, value in results.controls(metric, at).items()
-                    if seed in mine
-                },
-            )
-            for metric in results.metrics
-            for mine in [results.similarities(method, metric, at)]
-        ]
-        return {seed: sum(one[seed] for one in each) / len(each) for seed in each[0]}
-
-    print(
-        "method                  found  most shared  Spearman with TID  AUC less TID's ± error "
-        " p over seeds  seed by seed"
-    )
-    for method in results.methods:
-        mine, theirs = mean_auc(method), mean_auc("TID")
-        found, shared, agreement = [], [], []
-        for seed in mine:
-            ranked = scores(seed, method)
-            found.append(len(removal_union(ranked, at)))
-            top = ranked.topk(budget(ranked.shape[1], at), 1).indices
-            shared.append(int(torch.bincount(top.flatten()).max()))
-            agreement.append(float(spearman(ranked, scores(seed, "TID")).mean()))
-        common = [seed for seed in mine if seed in theirs]
-        one, other = (
-            {seed: torch.tensor([values[seed]]) for seed in common} for values in (mine, theirs)
-        )
-        test, error = (
-            paired_test(one, other),
-            estimate([mine[seed] - theirs[seed] for seed in common]).error,
-        )
-        each = " ".join(f"{mine[seed] - theirs[seed]:+.2f}" for seed in common)
-        print(
-            f"{method:22} {sum(found) / len(found):6.0f} {max(shared):12} "
-            f"{sum(agreement) / len(agreement):18.2f}"
-            f" {test.difference:+15.3f} ± {error:.3f} {test.p_value:13.3f}  {each}"
-        )
-    cosines = []
-    for seed in tables.seeds:
-        study = tables.folder / f"seed-{seed}"
-        original = load(study / "queries.safetensors")[0]["images"]
-        moved = [
-            load(regenerated_path(study, name, at))[0]["images"] - original
-            for name in results.control_names
-        ]
-        cosines += [
-            float(torch.cosine_similarity(a.flatten(1), b.flatten(1)).mean())
-            for a, b in combinations(moved, 2)
-        ]
-    print(f"cosine of what two random removals do: {min(cosines):.2f} to {max(cosines):.2f}")
+    parser.add_argument("--fraction", type=float, help="the budget; none: the first")
+    parser.add_argument("--reference", default="TID", help="the method to compare with")
+    arguments = parser.parse_args()
+    tables, reference = Tables(arguments.folder, arguments.fraction), arguments.reference
+    print(tables.against(reference).markdown())
+    print(f"method                 most shared  Spearman with {reference}  AUC less its, by seed")
+    for method in tables.results.methods:
+        print(described(tables, method, reference))
+    cosines = displacements(tables)
+    if cosines:
+        print(f"cosine of what two random removals do: {min(cosines):.2f} to {max(cosines):.2f}")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ that a single image left out moves images too, and a removal is seen only as far
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from common import OUT, Report, machine
 from wherefrom.evaluation import MSE, SSIM, to_unit
 from wherefrom.evaluation.counterfactual import networks_at_once
 from wherefrom.evaluation.experiments import experiment
@@ -36,9 +35,12 @@ def main() -> None:
     )
     parser.add_argument("--queries", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--train-steps", type=int, help="fewer than the evaluation's, to try it")
+    parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    setup = experiment(arguments.name).setup(arguments.data)
+    steps = arguments.train_steps
+    changes = {} if steps is None else {"steps": steps, "warmup": 0, "decay": 0}
+    setup = experiment(arguments.name).setup(arguments.data, **changes)
     count, seed = len(setup.dataset), arguments.seed
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     keeps = [order[removed:].sort().values for removed in arguments.removed]
@@ -46,31 +48,24 @@ def main() -> None:
         full = setup.generated(setup.trained(seed, Path(folder) / "full"), seed, arguments.queries)
         together = networks_at_once(setup, None) > 1
         networks = setup.retrained(seed, keeps, Path(folder) / "others", True, together)
-    figures: dict[str, Any] = {
-        "name": arguments.name,
-        "images": count,
-        "queries": arguments.queries,
-        "seed": seed,
-        "removed": {},
-    }
-    figures["machine"] = (
-        torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else f"{torch.get_num_threads()} CPU threads"
+    report = Report(
+        arguments.out,
+        name=arguments.name,
+        images=count,
+        queries=arguments.queries,
+        seed=seed,
+        machine=machine(),
     )
     print("left out   median SSIM   mean SSIM   root mean square difference")
+    rows = {}
     for removed, network in zip(arguments.removed, networks, strict=True):
         again = setup.generated(network, seed, arguments.queries)
         alike = SSIM()(to_unit(full), to_unit(again))
         far = float((1 - MSE()(to_unit(full), to_unit(again))).mean().sqrt())
-        figures["removed"][removed] = {
-            "median_ssim": float(alike.median()),
-            "mean_ssim": float(alike.mean()),
-            "rms": far,
-        }
+        found = {"median_ssim": float(alike.median()), "mean_ssim": float(alike.mean())}
+        rows[removed] = {**found, "rms": far}
+        report.keep(removed=rows)
         print(f"{removed:8} {alike.median():13.4f} {alike.mean():11.4f} {far:16.4f}", flush=True)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from kronfluence.task import Task
 from torch import Tensor, nn
 
 import wherefrom
+from common import noise_images, parameters
+from wherefrom.attribution.agreement import spearman
 from wherefrom.factors.moments import Moments
-from wherefrom.tid.teacher import TID
-from wherefrom.tide.loss import spearman
 
 BATCH = 32
 PHASES = ("fit", "invert", "score")
@@ -88,11 +88,8 @@ def bare(train: Tensor) -> Seconds:
 def with_wherefrom(layers: list[str], train: Tensor, queries: Tensor) -> tuple[Seconds, Tensor]:
     """TID; the Cholesky factorisations are timed from inside its fit."""
     seconds, roots = Seconds(), Moments.roots
-    tid = TID(
-        wherefrom.Denoiser(network_off_its_zeros(), DRAWS.process, layers=layers),
-        DRAWS,
-        normalize="none",
-    )
+    denoiser = wherefrom.Denoiser(network_off_its_zeros(), DRAWS.process, layers=layers)
+    tid = wherefrom.TID(denoiser, DRAWS, normalize="none")
 
     def timed_roots(self: Moments, *arguments: object) -> object:
         with timed(seconds, "invert"):
@@ -128,11 +125,9 @@ def with_kronfluence(
             analyzer.fit_covariance_matrices("factors", train, BATCH, factor_args=curvature)
         if like_wherefrom:
             moments = analyzer.load_covariance_matrices("factors")
-            for matrix in (
-                *moments["activation_covariance"].values(),
-                *moments["gradient_covariance"].values(),
-            ):
-                matrix.diagonal().add_(0.1 * matrix.diagonal().mean())
+            for side in ("activation", "gradient"):
+                for matrix in moments[f"{side}_covariance"].values():
+                    matrix.diagonal().add_(0.1 * matrix.diagonal().mean())
             save_covariance_matrices(analyzer.factors_output_dir("factors"), moments)
         with timed(seconds, "invert"):
             analyzer.perform_eigendecomposition("factors", factor_args=curvature)
@@ -156,26 +151,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", ".*GradScaler", FutureWarning)  # kronfluence's own
-    generator = torch.Generator().manual_seed(0)
-    train, queries = (
-        torch.rand(n, *DRAWS.shape, generator=generator) * 2 - 1
-        for n in (arguments.images, arguments.queries)
-    )
-    network = network_off_its_zeros()
-    layers = [
-        name
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d)
-    ]
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    print(
-        f"DiT of {parameters:,} parameters, {len(layers)} layers, {len(train)} training "
-        f"images, {len(queries)} queries"
-    )
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {BATCH}, median "
-        f"of {arguments.turns} turns\n"
-    )
+    images = noise_images(arguments.images + arguments.queries, DRAWS.shape)
+    train, queries = images.split([arguments.images, arguments.queries])
+    network, tracked = network_off_its_zeros(), nn.Linear | nn.Conv2d
+    layers = [name for name, module in network.named_modules() if isinstance(module, tracked)]
+    print(f"DiT of {parameters(network):,} parameters, {len(layers)} layers")
+    print(f"{len(train)} training images, {len(queries)} queries, batch {BATCH}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"median of {arguments.turns} turns\n")
 
     ways: dict[str, Callable[[], Seconds]] = {
         "bare": lambda: bare(train),
@@ -191,10 +174,8 @@ def main() -> None:
 
     floor = median(runs["bare"], "pass")
     print(f"one bare forward + backward over the training images: {floor:.2f} s\n")
-    print(
-        "            wherefrom   kronfluence   kronfluence / wherefrom, turn by turn   "
-        "wherefrom / bare"
-    )
+    ratio = "kronfluence / wherefrom, turn by turn"
+    print(f"{'':10} wherefrom   kronfluence {ratio:>38} {'wherefrom / bare':>18}")
     for label, phases in [*((phase, (phase,)) for phase in PHASES), ("total", PHASES)]:
         ours, theirs = median(runs["wherefrom"], *phases), median(runs["kronfluence"], *phases)
         ratios = sorted(
@@ -202,24 +183,16 @@ def main() -> None:
             for we, they in zip(runs["wherefrom"], runs["kronfluence"], strict=True)
         )
         spread = f"{ratios[len(ratios) // 2]:.2f} ({ratios[0]:.2f} - {ratios[-1]:.2f})"
-        print(f"{label:8} {ours:7.2f} s {theirs:11.2f} s {spread:>36} {ours / floor:15.2f}")
+        print(f"{label:8} {ours:9.2f} s {theirs:11.2f} s {spread:>38} {ours / floor:18.2f}")
 
     tau = with_wherefrom(layers, train, queries)[1]
-    print(
-        "\nagreement of wherefrom's scores with kronfluence's squared; the two damp "
-        "differently, each factor or their product:"
-    )
-    for label, like_wherefrom in (
-        ("as they are", False),
-        ("kronfluence damped as wherefrom", True),
-    ):
+    print("\nagreement of wherefrom's scores with kronfluence's squared")
+    print("(the two damp differently, each factor or their product):")
+    for label, like_wherefrom in (("as they are", False), ("kronfluence damped alike", True)):
         kernel = with_kronfluence(layers, train, queries, like_wherefrom)[1]
         difference = float((tau.sqrt() - kernel.abs()).norm() / kernel.norm())
         correlation = float(spearman(tau, kernel**2).mean())
-        print(
-            f"  {label:30} kernels differ by {difference:.1e}, rank correlation "
-            f"{correlation:.4f} a query"
-        )
+        print(f"  {label:25} kernels differ by {difference:.1e}, Spearman {correlation:.4f}")
 
 
 if __name__ == "__main__":

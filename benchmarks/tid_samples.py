@@ -10,7 +10,6 @@ all images, and against fp32.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -20,89 +19,82 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 import wherefrom
-from wherefrom.tide.loss import shared_top, spearman
+from common import CIFAR, OUT, Report, device, machine
+from wherefrom.attribution.agreement import shared_top, spearman
+
+BATCH = 128
+FEW, RANKED = 500, 1000  # images that bf16 is compared with fp32 on: fitted, scored
+
+
+def agreement(found: Tensor, truth: Tensor) -> dict[str, float]:
+    """Of two score matrices [Q, N], query by query."""
+    each = spearman(found, truth)
+    shared = float(shared_top(found, truth).mean())
+    return {
+        "mean": float(each.mean()),
+        "least": float(each.min()),
+        "top_2_percent_shared": shared,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "data", type=Path, help="CIFAR-10, in any form that wherefrom.data.cifar10 reads"
-    )
-    parser.add_argument("--minutes", type=float, default=3.0, help="of training")
+    parser.add_argument("data", type=Path, help=CIFAR)
+    parser.add_argument("--preset", default="cifar10", help="whose network it is")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of training, on an H200")
     parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--queries", type=int, default=20)
+    parser.add_argument(
+        "--samples",
+        type=int,
+        nargs="+",
+        default=[500, 1000, 2000, 5000],
+        help="images that the curvature is estimated from; in the end, from all",
+    )
     parser.add_argument("--scored", type=int, default=5000, help="training images that are ranked")
     parser.add_argument("--fp32", action="store_true", help="compare with fp32 too")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = wherefrom.data.cifar10(arguments.data)
+    data: Any = wherefrom.data.cifar10(arguments.data)
     process = wherefrom.EDM()
-    report: dict[str, Any] = {"images": len(data), "draws": arguments.draws}
+    report = Report(arguments.out, machine=machine(), images=len(data), draws=arguments.draws)
 
-    def note(**figures: Any) -> None:
-        report.update(figures)
-        print(figures, flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(report, indent=1))
-
-    torch.manual_seed(0)
-    network = wherefrom.models.DiT.cifar10().to(device)
-    steps = int(arguments.minutes * 60 * 2000 / 128)  # at 2,000 images a second
+    network: torch.nn.Module = wherefrom.preset(arguments.preset).network().to(device())
+    steps = max(1, int(arguments.minutes * 60 * 2000 / BATCH))  # at 2,000 images a second
+    how: dict[str, Any] = {"ema": 0.995, "flip": True, "warmup": 200}
     started = time.perf_counter()
-    network = wherefrom.train(
-        network, process, data, steps, 128, 3e-4, ema=0.995, flip=True, warmup=200
-    )
-    note(training_steps=steps, training_seconds=time.perf_counter() - started)
+    network = wherefrom.train(network, process, data, steps, BATCH, 3e-4, **how)
+    report.note(training_steps=steps, training_seconds=time.perf_counter() - started)
     denoiser = wherefrom.Denoiser(network, process)
-    noise = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(arguments.queries, 3, 32, 32, generator=generator).to(device())
     queries = wherefrom.sample(denoiser, noise)
-    note(query_mean=float(queries.mean()), query_std=float(queries.std()))
+    report.note(query_mean=float(queries.mean()), query_std=float(queries.std()))
 
-    draws = wherefrom.Draws(process, (3, 32, 32), count=arguments.draws)
-    scored = Subset(data, range(arguments.scored))  # type: ignore[arg-type]
-    few = Subset(data, range(1000))  # type: ignore[arg-type]
+    draws = wherefrom.Draws(process, (3, 32, 32), arguments.draws)
+    if arguments.fp32:  # the same fit and the same scores without bf16
+        few, ranked = min(FEW, len(data)), Subset(data, range(min(RANKED, len(data))))
+        exact, rough = (
+            wherefrom.TID(denoiser, draws, precision=precision, compile=False)
+            .fit(data, BATCH, few)
+            .scores(queries, ranked, BATCH)
+            for precision in ("fp32", "bf16")
+        )
+        report.note(bf16_against_fp32={**agreement(rough, exact), "images": len(ranked)})
+
+    scored = Subset(data, range(min(arguments.scored, len(data))))
     scores: dict[int, Tensor] = {}
-    for samples in (500, 1000, 2000, 5000, len(data)):
+    for samples in (*arguments.samples, len(data)):
         tid = wherefrom.TID(denoiser, draws)
         started = time.perf_counter()
-        tid.fit(data, batch_size=128, samples=samples)
+        tid.fit(data, BATCH, samples)
         fitted = time.perf_counter() - started
-        if arguments.fp32 and samples == 2000:  # the same fit and the same scores without bf16
-            exact = wherefrom.TID(denoiser, draws, precision="fp32", compile=False).fit(
-                data, batch_size=128, samples=500
-            )
-            rough = wherefrom.TID(denoiser, draws).fit(data, batch_size=128, samples=500)
-            agreement = spearman(
-                rough.scores(queries, few, batch_size=128),
-                exact.scores(queries, few, batch_size=128),
-            )
-            note(
-                bf16_against_fp32={
-                    "mean": float(agreement.mean()),
-                    "least": float(agreement.min()),
-                    "images": 1000,
-                }
-            )
         started = time.perf_counter()
-        scores[samples] = tid.scores(queries, scored, batch_size=128)  # type: ignore[arg-type]
-        note(
-            **{
-                f"fit_{samples}": {
-                    "fit_seconds": fitted,
-                    "score_seconds": time.perf_counter() - started,
-                }
-            }
-        )
-        if samples == len(data):
-            for few_samples, found in scores.items():
-                agreement = spearman(found, scores[samples])
-                overlap = float(shared_top(found, scores[samples]).mean())
-                figures = {
-                    "mean": float(agreement.mean()),
-                    "least": float(agreement.min()),
-                    "top_2_percent_shared": overlap,
-                }
-                note(**{f"spearman_{few_samples}": figures})
+        scores[samples] = tid.scores(queries, scored, BATCH)
+        taken = {"fit_seconds": fitted, "score_seconds": time.perf_counter() - started}
+        report.note(**{f"fit_{samples}": taken})
+    for samples, found in scores.items():
+        report.note(**{f"spearman_{samples}": agreement(found, scores[len(data)])})
 
 
 if __name__ == "__main__":

@@ -2,18 +2,15 @@
 forward + backward of the network.
 
     python benchmarks/tid_throughput.py
-
-On CUDA the CIFAR-10 backbone, batch 128, bf16; on a CPU a DiT of 2.7M parameters.
     python benchmarks/tid_throughput.py --profile      # and where the score pass spends its time
 
-All are medians of one run, measured in turns; peak memory is that of scoring N and 2N images.
+On CUDA the CIFAR-10 backbone, batch 128, bf16; on a CPU a DiT of 2.7M parameters, batch 32. All are
+medians of one run, measured in turns; peak memory is that of scoring N and 2N images.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,32 +19,21 @@ import torch
 from torch import Tensor
 
 import wherefrom
+from common import (
+    OUT,
+    Report,
+    backbone,
+    device,
+    machine,
+    median_ms,
+    noise_images,
+    seconds,
+    shape_of,
+    stirred,
+)
+from wherefrom.factors.moments import Moments
 
-
-def stirred(network: wherefrom.models.DiT) -> wherefrom.models.DiT:
-    """Off the zero initialisation: every layer has a gradient, as in a trained network."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator).to(parameter))
-    return network
-
-
-def median(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Milliseconds of one call among several in a row, which is how they come: nothing waits for
-    the device in between.
-    """
-    taken, row = [], 4 if device.type == "cuda" else 1
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(row):
-            work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        taken.append(1e3 * (time.perf_counter() - started) / row)
-    return float(torch.tensor(taken).median())
+DRAW = 2  # of four, at which everything is measured
 
 
 def floor(
@@ -67,133 +53,95 @@ def floor(
     return work
 
 
-class Noise:
-    """A training set of random images."""
+def passes(tid: wherefrom.TID, queries: Tensor, x: Tensor) -> dict[str, Callable[[], Any]]:
+    """What a fitted TID does with a batch x at a draw."""
+    sides, indices = tid._prepare(queries, None, DRAW, 0), list(range(len(x)))
+    moments = Moments(tid.probe.parts, x.device, torch.float32)
+    return {
+        "score pass": lambda: tid._kernel(sides, x, None, DRAW, indices),
+        "curvature pass": lambda: tid.curvature._add(moments, x, None, DRAW, indices),
+        "pairwise": lambda: tid.pairwise(x, tid.draws[DRAW]),
+        "factors only": lambda: tid.probe.run(
+            x, None, DRAW, "train", indices, lambda part, factors: None
+        ),
+    }
 
-    def __init__(self, count: int, shape: tuple[int, ...]) -> None:
-        self.x = torch.randn(count, *shape, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
 
-    def __len__(self) -> int:
-        return len(self.x)
+def peaks(tid: wherefrom.TID, queries: Tensor, data: Tensor, batch: int) -> dict[int, float]:
+    """GiB of memory that scoring takes, of all images and of twice as many."""
+    found = {}
+    for images in (data, torch.cat([data, data])):
+        torch.cuda.reset_peak_memory_stats()
+        tid.scores(queries, images, batch)  # type: ignore[arg-type]
+        found[len(images)] = torch.cuda.max_memory_allocated() / 2**30
+    return found
 
-    def __getitem__(self, index: int) -> Tensor:
-        return self.x[index]
+
+def profiled(work: Callable[[], Any]) -> str:
+    """Where a call spends its time."""
+    kinds = torch.profiler.ProfilerActivity
+    cuda = torch.cuda.is_available()
+    with torch.profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if cuda else [])]) as profile:
+        seconds(work)
+    key = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    return profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--batch", type=int, default=128 if cuda else 32)
+    parser.add_argument(
+        "--images", type=int, default=512 if cuda else 64, help="that it is fitted on"
+    )
     parser.add_argument("--queries", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cuda = device.type == "cuda"
-    if cuda:
-        network, batch, count = stirred(wherefrom.models.DiT.cifar10().to(device)).eval(), 128, 512
-    else:
-        small = {
-            "image_size": 16,
-            "width": 192,
-            "depth": 5,
-            "heads": 6,
-            "cond_width": 64,
-            "registers": 0,
-            "gelu": "none",
-        }
-        network, batch, count = stirred(wherefrom.models.DiT(**small)).eval(), 32, 64
-    shape = (network.channels, network.image_size, network.image_size)
-    process, data = wherefrom.EDM(), Noise(count, shape)
+    network, batch = stirred(backbone()), arguments.batch
+    shape, process = shape_of(network), wherefrom.EDM()
+    data: Any = noise_images(arguments.images, shape)
     denoiser = wherefrom.Denoiser(network, process)
-    tid = wherefrom.TID(denoiser, wherefrom.Draws(process, shape, count=4))
-    started = time.perf_counter()
-    tid.fit(data, batch_size=batch)
-    print(
-        f"fit of {count} images x 4 draws: {time.perf_counter() - started:.1f} s, inverses included"
-    )
-    queries = Noise(arguments.queries, shape).x.to(device)
-    x, indices = data.x[:batch].to(device), list(range(batch))
-    sigma = tid.draws[2].sigma
-    x_sigma = process.add_noise(x, sigma, tid.draws[2].noise.to(x))
-    sides = tid._prepare(queries, None, 2, 0)
-    moments = tid._moments
-    assert moments is not None
-    full_sigma = sigma.to(device).expand(batch)
+    tid = wherefrom.TID(denoiser, wherefrom.Draws(process, shape, count=4), compile=False)
+    taken = seconds(lambda: tid.fit(data, batch))
+    print(f"fit of {len(data)} images x 4 draws, eager: {taken:.1f} s, inverses included")
+    queries, x = data[: arguments.queries].to(device()), data[:batch].to(device())
+    draw = tid.draws[DRAW]
+    x_sigma = process.add_noise(x, draw.sigma, draw.noise.to(x))
+    sigma = draw.sigma.to(device(), torch.float32).expand(batch)
 
-    def passes(tid: wherefrom.TID) -> dict[str, Callable[[], Any]]:
-        return {
-            "score pass": lambda: tid._kernel(sides, x, None, 2, indices),
-            "curvature pass": lambda: tid._add_moments(moments, x, None, 2, indices),
-            "pairwise": lambda: tid.pairwise(x, tid.draws[2]),
-            "factors only": lambda: tid.probe.run(
-                x, None, 2, "train", indices, lambda block, factors: None
-            ),
-        }
-
-    works: dict[str, Callable[[], Any]] = {
-        "forward+backward, eager": floor(network, x_sigma, full_sigma, False)
-    }
+    works = {"forward+backward, eager": floor(network, x_sigma, sigma, False)}
     if cuda:
-        works = {"forward+backward, compiled": floor(network, x_sigma, full_sigma, True), **works}
-        works |= {f"{name}, eager": work for name, work in passes(tid).items()}
-        compiled = wherefrom.TID(denoiser, tid.draws, compile=True)
-        compiled._roots, compiled._moments, compiled.observations = (
-            tid._roots,
-            tid._moments,
-            tid.observations,
-        )
-        compiled.probe.compile(batch)
-        works |= passes(compiled)
+        works = {"forward+backward, compiled": floor(network, x_sigma, sigma, True), **works}
+        eager = passes(tid, queries, x)
+        works |= {f"{name}, eager": work for name, work in eager.items()}
+        compiled = wherefrom.TID(denoiser, tid.draws, compile=True).fit(data, batch)
+        works |= passes(compiled, queries, x)
     else:
-        works |= passes(tid)
+        works |= passes(tid, queries, x)
     for work in works.values():
         work()
         work()
     rounds = [
-        {name: median(work, device, arguments.repeats) for name, work in works.items()}
-        for _ in range(2)
+        {name: median_ms(work, arguments.repeats) for name, work in works.items()} for _ in range(2)
     ]
-    base = next(iter(works))
-    rows = {}
+    report = Report(arguments.out, machine=machine(), batch=batch, queries=len(queries))
+    base, rows = next(iter(works)), {}
     for name in works:
         one, other = (figures[name] for figures in rounds)
         ratios = [figures[name] / figures[base] for figures in rounds]
         rows[name] = {"ms": [one, other], "ratio": ratios}
+        report.keep(rows=rows)
         print(
             f"{name:28s} {one:8.1f} / {other:8.1f} ms   ratio {ratios[0]:.2f} / {ratios[1]:.2f}",
             flush=True,
         )
     if cuda:
-        peaks = {}
-        for size in (count, 2 * count):
-            torch.cuda.reset_peak_memory_stats()
-            tid.scores(queries, Noise(size, shape), batch_size=batch)
-            peaks[size] = torch.cuda.max_memory_allocated() / 2**30
-        print(
-            "peak memory of scores:",
-            ", ".join(f"{peak:.2f} GiB at N = {size}" for size, peak in peaks.items()),
-        )
-        rows["peak_gib"] = {str(size): peak for size, peak in peaks.items()}
-    if arguments.out:
-        machine = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
-        arguments.out.write_text(
-            json.dumps(
-                {"machine": machine, "batch": batch, "queries": len(queries), "rows": rows},
-                indent=1,
-            )
-        )
-    if arguments.profile:
-        activities = [torch.profiler.ProfilerActivity.CPU] + (
-            [torch.profiler.ProfilerActivity.CUDA] if cuda else []
-        )
-        for name in ("score pass", "pairwise"):
-            with torch.profiler.profile(activities=activities) as profile:
-                works[name]()
-                if cuda:
-                    torch.cuda.synchronize()
-            key = "self_cuda_time_total" if cuda else "self_cpu_time_total"
-            print(name)
-            print(profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60))
+        report.note(peak_gib_of_scores=peaks(tid, queries, data, batch))
+    for name in ("score pass", "pairwise") if arguments.profile else ():
+        print(name)
+        print(profiled(works[name]))
 
 
 if __name__ == "__main__":

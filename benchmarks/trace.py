@@ -13,7 +13,8 @@ compared with banks of 8 draws and of the sampler's own 18 levels.
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ import torch
 from torch import Tensor
 
 import wherefrom
-from wherefrom.diffusion.streams import Taps
-from wherefrom.tide.loss import shared_top, spearman
+from common import OUT, Report, machine
+from wherefrom.attribution.agreement import shared_top, spearman
+from wherefrom.diffusion.streams import Taps, listening
 
 STEPS = 18
+Ways = dict[str, tuple[int, Tensor]]  # by words: further evaluations of the network, and scores
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -32,19 +35,62 @@ def standardised(scores: Tensor) -> Tensor:
     return (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True)
 
 
-class Recorder(Taps):
+class Recorder:
     """Every evaluation of a sampler: its noise level, the states' embeddings, and the clean image
     they stand for.
     """
 
-    def __init__(self, tide: wherefrom.TIDE) -> None:
-        super().__init__(tide.denoiser)
-        self.tide, self.seen = tide, []  # type: wherefrom.TIDE, list[tuple[float, Tensor, Tensor]]
+    def __init__(self, bank: wherefrom.Bank, tide: wherefrom.TIDE) -> None:
+        self.bank, self.tide, self._taps = bank, tide, Taps(tide.denoiser)
+        self.seen: list[tuple[float, Tensor, Tensor]] = []
 
-    def note(self, x_sigma: Tensor, sigma: Tensor, cond: Any, output: Tensor) -> None:
-        streams, self.streams = self.streams, []
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Inside, every evaluation is recorded."""
+        with listening(self._taps), self.tide.denoiser.watched(self._note):
+            yield
+
+    def _note(self, x_sigma: Tensor, sigma: Tensor, cond: Any, output: Tensor) -> None:
+        streams, self._taps.streams = self._taps.streams, []
         estimate = self.tide.denoiser.process.clean(output, x_sigma, sigma)
         self.seen.append((float(sigma), self.tide.vectors(streams), estimate))
+
+    def states(self, centre: Tensor | None = None) -> Tensor:
+        """The sampler's own evaluations, each against the bank's draw of the nearest level; moved
+        so that their mean over the images is that of a training set, `centre` [M, d].
+        """
+        levels: dict[float, list[Tensor]] = {}
+        for sigma, vectors, _ in self.seen:
+            away = self.tide.draws.sigmas.log() - torch.tensor(sigma).log()
+            m = int(away.abs().argmin())
+            if centre is not None:
+                vectors = vectors - vectors.mean(0) + centre[m]
+            levels.setdefault(sigma, []).append(self.bank.at_draw(m, vectors))
+        return torch.stack([torch.stack(found).mean(0) for found in levels.values()]).mean(0)
+
+    def settled(self, below: float) -> tuple[float, Tensor]:
+        """The first estimate of the clean images at a noise level below."""
+        sigma, _, estimate = next(seen for seen in self.seen if seen[0] <= below)
+        return sigma, estimate
+
+
+def ways(recorder: Recorder, images: Tensor, centre: Tensor) -> Ways:
+    """Every way of attributing the images."""
+    bank, free = recorder.bank, recorder.states()
+    found: Ways = {
+        "the sampler's states alone": (0, free),
+        "states, moved by their mean over the images": (0, recorder.states(centre)),
+    }
+    for some in (1, 4):
+        aligned = bank.scores(images, draws=some)
+        both = standardised(free) + standardised(aligned)
+        found[f"{some} aligned draws alone"] = some, aligned
+        found[f"states and {some} aligned draws"] = some, both
+    for below in (1.0, 0.3, 0.1, 0.03):
+        sigma, estimate = recorder.settled(below)
+        words = f"all aligned draws of the estimate at sigma {sigma:.2f}"
+        found[words] = len(recorder.tide.draws), bank.scores(estimate)
+    return found
 
 
 def main() -> None:
@@ -56,92 +102,40 @@ def main() -> None:
         help="where model, teacher and students are kept",
     )
     parser.add_argument("--images", type=int, default=32)
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--train-steps", type=int, help="of the model; none: the preset's")
+    parser.add_argument("--epochs", type=float, default=16, help="of the distillations")
+    parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
     settings, data = wherefrom.preset("digits"), wherefrom.data.digits()
-    network = settings.train(data, store=arguments.folder / "model")
+    steps = {} if arguments.train_steps is None else {"steps": arguments.train_steps}
+    network = settings.train(data, store=arguments.folder / "model", **steps)
     denoiser = wherefrom.Denoiser(network, wherefrom.EDM())
     noise = torch.randn(arguments.images, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-    rows = []
+    few = torch.stack([data[index] for index in range(0, len(data), 4)])
+    how: dict[str, Any] = {"batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128}
+    report, rows = Report(arguments.out, machine=machine()), []
     for count in (8, STEPS):
-        draws, kept = (
-            wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count),
-            arguments.folder / f"{count} draws",
-        )
-        tid = wherefrom.TID(denoiser, draws).fit(data, samples=400, store=kept)
-        tide = wherefrom.TIDE.distill(
-            tid, data, 16, batch_size=64, lr=1e-3, dim=96, hidden=128, store=kept
-        )
+        kept = arguments.folder / f"{count} draws"
+        draws = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count)
+        tid = wherefrom.TID(denoiser, draws).fit(data, samples=400, store=kept / "teacher")
+        student = {**how, "store": kept / "student"}
+        tide = wherefrom.TIDE.distill(tid, data, arguments.epochs, **student)
         bank = tide.index(data, dtype="float32")
-        recorder = Recorder(tide)
-        with wherefrom.diffusion.taps.listening(recorder), denoiser.watched(recorder.note):
+        recorder = Recorder(bank, tide)
+        with recorder.following():
             images = wherefrom.sample(denoiser, noise, steps=STEPS)
         exact = bank.scores(images)
-        center = tide.embed(torch.stack([data[index] for index in range(0, len(data), 4)])).mean(
-            0
-        )  # [M, d]
-
-        def states(
-            centred: bool = False,
-            bank: Any = bank,
-            recorder: Any = recorder,
-            draws: Any = draws,
-            center: Tensor = center,
-        ) -> Tensor:
-            """The sampler's own evaluations, each against the bank's draw of the nearest level."""
-            levels: dict[float, list[Tensor]] = {}
-            for sigma, vectors, _ in recorder.seen:
-                m = int((draws.sigmas.log() - torch.tensor(sigma).log()).abs().argmin())
-                moved = vectors - vectors.mean(0) + center[m] if centred else vectors
-                levels.setdefault(sigma, []).append(bank.at_draw(m, moved))
-            return torch.stack([torch.stack(found).mean(0) for found in levels.values()]).mean(0)
-
-        def settled(below: float, recorder: Any = recorder) -> tuple[float, Tensor]:
-            """The first estimate of the clean images at a noise level below."""
-            sigma, _, estimate = next(seen for seen in recorder.seen if seen[0] <= below)
-            return sigma, estimate
-
-        free = states()
-        ways = {
-            "the sampler's states alone": (0, free),
-            "states, moved by their mean over the images": (0, states(True)),
-        }
-        for some in (1, 4):
-            aligned = bank.scores(images, draws=some)
-            ways[f"{some} aligned draws alone"] = (some, aligned)
-            ways[f"states and {some} aligned draws"] = (
-                some,
-                standardised(free) + standardised(aligned),
-            )
-        for below in (1.0, 0.3, 0.1, 0.03):
-            sigma, estimate = settled(below)
-            ways[f"all aligned draws of the estimate at sigma {sigma:.2f}"] = (
-                count,
-                bank.scores(estimate),
-            )
-        for way, (extra, scores) in ways.items():
-            agreement = spearman(scores, exact)
-            row = {
-                "draws": count,
-                "way": way,
-                "extra_evaluations": extra,
-                "spearman": float(agreement.mean()),
-            }
-            rows.append(
-                {
-                    **row,
-                    "least": float(agreement.min()),
-                    "top_2_percent": float(shared_top(scores, exact).mean()),
-                }
-            )
+        for way, (extra, scores) in ways(recorder, images, tide.embed(few).mean(0)).items():
+            each, shared = spearman(scores, exact), float(shared_top(scores, exact).mean())
+            mean, least = float(each.mean()), float(each.min())
+            about = {"draws": count, "way": way, "extra_evaluations": extra}
+            rows.append({**about, "spearman": mean, "least": least, "top_2_percent": shared})
+            report.keep(rows=rows)
             print(
-                f"{count:3d} draws  {way:50s} + {extra:2d} evaluations  Spearman "
-                f"{row['spearman']:.3f} "
-                f"(least {rows[-1]['least']:.3f})  top 2 % {rows[-1]['top_2_percent']:.2f}",
+                f"{count:3d} draws  {way:50s} + {extra:2d} evaluations  Spearman {mean:.3f} "
+                f"(least {least:.3f})  top 2 % {shared:.2f}",
                 flush=True,
             )
-    if arguments.out:
-        arguments.out.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,49 +2,43 @@
 network, eager and compiled.
 
     python benchmarks/train_step.py
-
-The CIFAR-10 backbone on CUDA, a DiT of 2.7M parameters on a CPU.
     python benchmarks/train_step.py --out figures.json
 
-The bare loop feeds one fixed batch and does nothing but the network's own work (bf16 autocast on
-CUDA, fused AdamW); the ratio is of medians taken in one run, and each is measured twice, in turns,
-so that the spread is seen.
+The CIFAR-10 backbone on CUDA, a DiT of 2.7M parameters on a CPU. The bare loop feeds one fixed
+batch and does nothing but the network's own work (bf16 autocast on CUDA, fused AdamW); the ratio is
+of medians taken in one run, and each is measured twice, in turns, so that the spread is seen. On
+CUDA it also fails if a step of training waits for the device.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
-import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import wherefrom
-from wherefrom.diffusion import training
+from common import OUT, Report, backbone, machine, noise_images, parameters, shape_of
+from wherefrom.diffusion.run import Run
 
-
-def network_for(device: torch.device) -> wherefrom.models.DiT:
-    torch.manual_seed(0)
-    if device.type == "cuda":
-        return wherefrom.models.DiT.cifar10().to(device)
-    return wherefrom.models.DiT(
-        image_size=16, width=192, depth=5, heads=6, cond_width=64, registers=0, gelu="none"
-    )
+WARM = 10  # steps before those that are timed
 
 
 class Timer:
     """Milliseconds of each step after a warm-up, by events on CUDA."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.marks: list[float | torch.cuda.Event] = []
+    def __init__(self) -> None:
+        self.cuda = torch.cuda.is_available()
+        self.marks: list[Any] = []
 
     def mark(self) -> None:
+        """A step begins, or the last has ended."""
         if self.cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -52,32 +46,29 @@ class Timer:
         else:
             self.marks.append(time.perf_counter())
 
-    def median(self, skip: int) -> float:
+    def median(self) -> float:
+        """Of a step."""
         if self.cuda:
             torch.cuda.synchronize()
-            steps = [
-                one.elapsed_time(other)
-                for one, other in zip(self.marks, self.marks[1:], strict=False)
-            ]
-        else:
-            steps = [
-                1e3 * (other - one) for one, other in zip(self.marks, self.marks[1:], strict=False)
-            ]
-        return float(torch.tensor(steps[skip:]).median())
+
+        def between(one: Any, other: Any) -> float:
+            return one.elapsed_time(other) if self.cuda else 1e3 * (other - one)
+
+        steps = [between(*both) for both in zip(self.marks, self.marks[1:], strict=False)]
+        return float(torch.tensor(steps[WARM:]).median())
 
 
-def bare(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) -> float:
+def bare(network: wherefrom.models.DiT, batch: int, steps: int, compile: bool) -> float:
     """Forward, backward and AdamW on one fixed batch: the floor."""
     device, process = next(network.parameters()).device, wherefrom.EDM()
     model = copy.deepcopy(network).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    size = model.image_size
-    x, noise = torch.randn(2, batch, model.channels, size, size, device=device)
+    x, noise = torch.randn(2, batch, *shape_of(model), device=device)
     sigma = process.sample_sigma(batch, torch.Generator().manual_seed(0))
     x_sigma, weight = process.add_noise(x, sigma, noise), process.loss_weight(sigma).to(device)
     sigma = sigma.to(device)
     forward: Callable[..., Tensor] = torch.compile(model) if compile else model
-    timer = Timer(device)
+    timer = Timer()
     for _ in range(steps):
         timer.mark()
         with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
@@ -86,116 +77,79 @@ def bare(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) -
         optimizer.step()
         optimizer.zero_grad()
     timer.mark()
-    return timer.median(skip)
+    return timer.median()
 
 
-def whole(network: nn.Module, batch: int, steps: int, skip: int, compile: bool) -> float:
+def whole(network: wherefrom.models.DiT, batch: int, steps: int, compile: bool) -> float:
     """`wherefrom.train` itself, its steps timed from inside."""
-    device = next(network.parameters()).device
-    pixels = torch.randint(
-        256, (4096, network.channels, network.image_size, network.image_size), dtype=torch.uint8
-    )
-    timer, step = Timer(device), training._Run.step
-
-    def timed(self: training._Run, *arguments: object) -> Tensor:
-        timer.mark()
-        return step(self, *arguments)  # type: ignore[arg-type]
-
-    training._Run.step = timed  # type: ignore[method-assign]
-    try:
-        wherefrom.train(
-            network,
-            wherefrom.EDM(),
-            wherefrom.data.Images(pixels),
-            steps,
-            batch,
-            1e-4,
-            flip=True,
-            compile=compile,
-        )
-    finally:
-        training._Run.step = step  # type: ignore[method-assign]
-    return timer.median(skip)
+    timer = Timer()
+    data: Any = noise_images(max(4096, batch), shape_of(network))
+    how: dict[str, Any] = {"flip": True, "compile": compile}
+    with around_steps(timer.mark, lambda: None):
+        wherefrom.train(network, wherefrom.EDM(), data, steps, batch, 1e-4, **how)
+    return timer.median()
 
 
-def syncs(network: nn.Module, batch: int) -> None:
+def check_no_step_waits(network: wherefrom.models.DiT, batch: int) -> None:
     """Fail if a step of training waits for the device."""
-    pixels = torch.randint(
-        256, (1024, network.channels, network.image_size, network.image_size), dtype=torch.uint8
-    )
-    step = training._Run.step
+    mode = torch.cuda.set_sync_debug_mode
+    data: Any = noise_images(1024, shape_of(network))
+    how: dict[str, Any] = {"flip": True, "augment": 0.12, "compile": False}
+    with around_steps(lambda: mode("error"), lambda: mode("default")):
+        wherefrom.train(network, wherefrom.EDM(), data, 5, batch, 1e-4, **how)
 
-    def strict(self: training._Run, *arguments: object) -> Tensor:
-        torch.cuda.set_sync_debug_mode("error")
+
+@contextmanager
+def around_steps(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    """Inside, something is done before and after every step of training."""
+    step = Run.step
+
+    def watched(self: Run, *arguments: Any) -> Tensor:
+        before()
         try:
-            return step(self, *arguments)  # type: ignore[arg-type]
+            return step(self, *arguments)
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            after()
 
-    training._Run.step = strict  # type: ignore[method-assign]
+    Run.step = watched  # type: ignore[method-assign]
     try:
-        wherefrom.train(
-            network,
-            wherefrom.EDM(),
-            wherefrom.data.Images(pixels),
-            5,
-            batch,
-            1e-4,
-            flip=True,
-            augment=0.12,
-            compile=False,
-        )
+        yield
     finally:
-        training._Run.step = step  # type: ignore[method-assign]
+        Run.step = step  # type: ignore[method-assign]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, help="timed steps of each measurement")
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--batch", type=int, default=128 if cuda else 32)
+    parser.add_argument(
+        "--steps", type=int, default=60 if cuda else 20, help="timed steps of each measurement"
+    )
+    parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cuda = device.type == "cuda"
-    network, batch, steps = (
-        network_for(device),
-        128 if cuda else 32,
-        arguments.steps or (60 if cuda else 20),
-    )
-    machine = (
-        torch.cuda.get_device_name()
-        if cuda
-        else f"{torch.get_num_threads()} threads of {platform.processor() or 'a CPU'}"
-    )
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    print(f"{machine}, torch {torch.__version__}, DiT of {parameters:,} parameters, batch {batch}")
-    results: list[dict[str, object]] = []
+    network, batch, steps = backbone(), arguments.batch, arguments.steps + WARM
+    report = Report(arguments.out, machine=machine(), parameters=parameters(network))
+    print(f"{machine()}, torch {torch.__version__}")
+    print(f"DiT of {parameters(network):,} parameters, batch {batch}")
+    rows: list[dict[str, object]] = []
     for compile in (False, True) if cuda else (False,):
         floors, totals = [], []
         for _ in range(2):
-            floors.append(bare(network, batch, steps + 10, 10, compile))
-            totals.append(whole(network, batch, steps + 10, 10, compile))
-        row = {
-            "mode": "compiled" if compile else "eager",
-            "bare_ms": floors,
-            "train_ms": totals,
-            "images_per_second": 1e3 * batch / min(totals),
-            "ratio": min(totals) / min(floors),
-        }
-        results.append(row)
+            floors.append(bare(network, batch, steps, compile))
+            totals.append(whole(network, batch, steps, compile))
+        mode = "compiled" if compile else "eager"
+        speed, ratio = 1e3 * batch / min(totals), min(totals) / min(floors)
+        row = {"mode": mode, "bare_ms": floors, "train_ms": totals}
+        rows.append({**row, "images_per_second": speed, "ratio": ratio})
+        report.keep(rows=rows)
         print(
-            f"{row['mode']:9s} bare {floors[0]:.1f} / {floors[1]:.1f} ms   wherefrom.train "
-            f"{totals[0]:.1f} / {totals[1]:.1f} ms   "
-            f"{row['images_per_second']:.0f} images/s   ratio {row['ratio']:.3f}",
+            f"{mode:9s} bare {floors[0]:.1f} / {floors[1]:.1f} ms   "
+            f"wherefrom.train {totals[0]:.1f} / {totals[1]:.1f} ms   "
+            f"{speed:.0f} images/s   ratio {ratio:.3f}",
             flush=True,
         )
-        if arguments.out:
-            arguments.out.write_text(
-                json.dumps(
-                    {"machine": machine, "parameters": parameters, "rows": results}, indent=1
-                )
-            )
     if cuda:
-        syncs(network, batch)
+        check_no_step_waits(network, batch)
         print("no step of training waits for the device")
 
 

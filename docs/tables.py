@@ -4,7 +4,7 @@
     python docs/tables.py --check  # says which of them are not what the rows say
 
 In a page, a table stands between `<!-- table: digits/against -->` and `<!-- end of table -->`, and
-what is between them is replaced.
+what is between them is replaced; the README has one of both evaluations.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from pathlib import Path
 from wherefrom.report.tables import Tables
 
 DOCS = Path(__file__).parent
+EVALUATIONS = {"cifar10-small": "CIFAR-10, a DiT of 6M parameters", "digits": "digits"}
+SHOWN = ["TID", "MUCS", "TIDE", "D-TRAK", "Pixel", "DAS"]
+BOTH = re.compile(r"(<!-- table: both -->\n).*?(<!-- end of table -->)", re.DOTALL)
 MADE = ("against", "auc", "ablations", "ratios", "removals", "pairs")  # those that need rows alone
 PLACE = re.compile(r"(<!-- table: ([\w-]+)/(\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -40,6 +43,41 @@ def table(evaluation: str, name: str) -> str:
     return f"{wrapped(made.title)}\n\n{made.markdown().split(chr(10), 2)[2]}"
 
 
+def _cell(rows: dict[str, dict[str, str]], name: str) -> str:
+    if name in rows:
+        return rows[name]["mean AUC"]
+    # one that was run with several settings: the one in most seeds
+    several = [other for other in rows if other.startswith(f"{name}, ")]
+    best = max(several, key=lambda other: int(rows[other]["seeds"]))
+    settings, seeds = best.removeprefix(f"{name}, "), rows[best]["seeds"]
+    return f"{rows[best]['mean AUC']} ({settings}, {seeds} seeds)"
+
+
+def both() -> str:
+    """The README's table: the mean AUC of some methods on both evaluations, and in the same line
+    which of them cannot be distinguished from TID.
+    """
+    lines = [["removal chosen by", *SHOWN, "random against random"]]
+    lines.append(["---"] * len(lines[0]))
+    for evaluation, words in EVALUATIONS.items():
+        made = Tables(DOCS / "results" / evaluation).against()
+        rows = {row[0]: dict(zip(made.head, row, strict=True)) for row in made.rows}
+        seeds = int(rows["TID"]["seeds"])
+        least = 2 / 2**seeds  # the smallest p that so many seeds can give
+        close = [
+            f"{name} (p = {float(rows[name]['p']):.2f})"
+            for name in SHOWN[1:]
+            if name in rows and float(rows[name]["p"] or 1) >= 0.05
+        ]
+        caveat = f"{seeds} seeds: TID cannot be distinguished from {' or '.join(close)}"
+        if least >= 0.05:
+            caveat = f"{seeds} seeds cannot separate any two (p >= {least:.2f})"
+        noise = rows["random against random"]["mean AUC"].split(" (")[0]
+        cells = [_cell(rows, name) for name in SHOWN]
+        lines.append([f"{words}; {caveat}", *cells, noise])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Every file that should be there, and what it should say."""
     for place in sorted((DOCS / "results").glob("*/results.csv")):
@@ -51,6 +89,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     for page in sorted(DOCS.glob("*.md")):
         text = page.read_text()
         yield page, PLACE.sub(lambda m: f"{m[1]}\n{table(m[2], m[3])}\n{m[4]}", text)
+    readme = DOCS.parent / "README.md"
+    yield readme, BOTH.sub(lambda m: f"{m[1]}\n{both()}\n{m[2]}", readme.read_text())
 
 
 def main() -> None:
@@ -59,7 +99,7 @@ def main() -> None:
     check, stale = parser.parse_args().check, []
     for path, text in pages():
         if not path.exists() or path.read_text() != text:
-            stale.append(path.relative_to(DOCS).as_posix())
+            stale.append(path.relative_to(DOCS.parent).as_posix())
             if not check:
                 path.write_text(text)
     print("\n".join(stale) if stale else "every table is what its rows say")

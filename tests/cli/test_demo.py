@@ -28,7 +28,6 @@ from wherefrom.factors.curvature import Curvature
 from wherefrom.models import presets
 from wherefrom.search.store import VectorStore
 
-
 IMAGES, FOUND = 2, 3  # a figure of eight and eight takes matplotlib seven seconds
 
 
@@ -133,10 +132,8 @@ def test_ctrl_c_is_answered_with_the_way_to_go_on(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert (
-        said.strip().splitlines()[-1]
-        == "wherefrom: interrupted; run the same command again to go on from here"
-    )
+    last = said.strip().splitlines()[-1]
+    assert last == "wherefrom: interrupted; run the same command again to go on from here"
     step = Artefact.open(tmp_path / "model", "training").state["step"]
     assert 0 < step < wherefrom.preset("digits").steps
 

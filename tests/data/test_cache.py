@@ -120,7 +120,7 @@ def test_a_cache_travels_to_a_worker_by_name(pictures, tmp_path):
 
 def test_a_cache_of_another_size_is_refused(pictures, tmp_path):
     cached(folder(pictures, size=6), tmp_path / "cache")
-    with pytest.raises(WherefromError, match="holds another cache .*: size was 6 and is now 5"):
+    with pytest.raises(WherefromError, match=r"holds another cache .*: size was 6 and is now 5"):
         cached(folder(pictures, size=5), tmp_path / "cache")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting import Counted
 from torch import Tensor
 
 import wherefrom
@@ -27,8 +28,6 @@ from wherefrom.artefacts.artefact import there
 from wherefrom.artefacts.identity import fingerprint
 from wherefrom.attribution.attributor import Attributor, Chunks
 from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence, Pixel
-from wherefrom.diffusion import together, training
-from wherefrom.diffusion.run import run_steps
 from wherefrom.evaluation import Recipe, Results, Setup, counterfactual, removal_union, standard
 from wherefrom.evaluation.counterfactual import Method
 from wherefrom.evaluation.methods import Distilled
@@ -76,25 +75,6 @@ def pixel(denoiser: wherefrom.Denoiser, dataset: Any, store: Path) -> Attributor
 METHODS = {"pixel": pixel, "first": fixed(-torch.arange(40.0))}
 
 
-class Counted:
-    """How often networks were trained."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.trained = 0
-
-        def counting(*arguments: Any) -> None:
-            self.trained += 1
-            run_steps(*arguments)
-
-        for module in (training, together):
-            monkeypatch.setattr(module, "run_steps", counting)
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    return Counted(monkeypatch)
-
-
 def test_every_seed_method_control_metric_and_query_has_a_row(tmp_path: Path) -> None:
     results = counterfactual(
         setup(), METHODS, tmp_path, seeds=(0, 1), queries=3, fractions=(0.05, 0.1), controls=2
@@ -133,10 +113,8 @@ def test_nothing_is_done_twice_and_what_is_added_is_all_that_is_done(
 ) -> None:
     first = counterfactual(setup(), {"pixel": pixel}, tmp_path, queries=3, controls=2)
     assert counted.trained == 1 + 1 + 2  # the full network, the method's, the controls'
-    assert (
-        counterfactual(setup(), {"pixel": pixel}, tmp_path, queries=3, controls=2).rows
-        == first.rows
-    )
+    again = counterfactual(setup(), {"pixel": pixel}, tmp_path, queries=3, controls=2)
+    assert again.rows == first.rows
     assert counted.trained == 4
     counterfactual(setup(), METHODS, tmp_path, queries=3, controls=2)
     assert counted.trained == 5  # the new method's
@@ -269,7 +247,8 @@ def test_a_method_whose_settings_change_under_its_name_is_computed_anew(
     assert not torch.equal(*found)
     monkeypatch.setattr(Fixed, "scores", None)  # back to the first: its scores are still there
     counted.trained = 0
-    assert counterfactual(setup(), {"it": FIRST}, one, queries=3, controls=1).rows == before.rows
+    again = counterfactual(setup(), {"it": FIRST}, one, queries=3, controls=1)
+    assert again.rows == before.rows
     assert counted.trained == 0
 
 
@@ -291,6 +270,19 @@ def test_results_of_two_settings_in_two_seeds_are_not_mixed(tmp_path: Path) -> N
     assert mixed.mean_auc("pixel", 0.02).count == 2  # the others are not touched
     counterfactual(setup(), {"it": LAST}, tmp_path, seeds=(0, 1), **how)
     assert Results.load(tmp_path / "results.csv").mean_auc("it", 0.02).count == 2
+
+
+def test_of_a_seed_nothing_is_left_of_old_settings(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"queries": 3, "controls": 2}
+    counterfactual(setup(), {"it": FIRST, "pixel": pixel}, tmp_path, **how)
+    after = counterfactual(setup(), {"it": LAST}, tmp_path, metrics=("mse",), **how)
+    kept = Results.load(tmp_path / "results.csv")
+    assert [row for row in kept.rows if row.method == "it"] == [
+        row for row in after.rows if row.method == "it"
+    ]
+    with pytest.raises(wherefrom.WherefromError, match="there is nothing of it at 2 % by SSIM"):
+        kept.mean_auc("it", 0.02)
+    assert kept.mean_auc("pixel", 0.02).count == 1  # by both metrics still
 
 
 DENOISER = wherefrom.Denoiser(small_dit(), wherefrom.EDM())

@@ -223,11 +223,9 @@ def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(
     tables = Tables(tmp_path / "more")
     assert ", 2 seeds," in tables.auc().title
     assert ", 1 seed," in tables.ablations().title  # only one has both
-    assert [row[0] for row in tables.ablations().rows] == [
-        "TID",
-        "independent draws",
-        "random against random",
-    ]
+    *ablated, last = (row[0] for row in tables.ablations().rows)
+    assert sorted(ablated) == ["TID", "independent draws"]
+    assert last == "random against random"
     assert [row[0] for row in tables.auc().rows] == [*tiny().methods(), "random against random"]
     assert {row[0]: row[2] for row in tables.budgets().rows}["independent draws"] == ""
     assert "ablations" in tables.all()

@@ -29,8 +29,10 @@ from .process import Process
 from .run import Noised, Run, Settings, run_steps
 from .training import check_enough, check_takes_bit, device_of, resumed
 
-# cuDNN's attention cannot be both batched over networks and compiled
+# cuDNN's attention cannot be both batched over networks and compiled; with dropout, no fused
+# attention can be batched over networks that drop alike
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_WITH_DROPOUT = [SDPBackend.MATH]
 
 
 def train_together(
@@ -170,6 +172,8 @@ class _Together(Run):
         trained, averaged = list(model.values), list(average.values)
         super().__init__(model, trained, averaged, process, settings, device, dtype)
         self._stack = model
+        drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules())
+        self._attention = _WITH_DROPOUT if drops else _ATTENTION
         self._called = _Called(copy.deepcopy(network).train(), call)
         self._forward: Callable[..., Tensor] = self._batched
 
@@ -180,7 +184,7 @@ class _Together(Run):
         """Nothing is left for later: only parameters are trained."""
 
     def outputs(self, noised: Noised, cond: Cond) -> Tensor:
-        with sdpa_kernel(_ATTENTION):
+        with sdpa_kernel(self._attention):
             return self._forward(
                 self._stack.stacked(), noised.x_sigma, noised.sigma, cond, noised.extra
             )

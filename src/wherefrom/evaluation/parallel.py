@@ -32,6 +32,7 @@ from .study import slug
 Stage = Literal["train", "fit", "score", "part", "compare"]
 
 _PARTS = {"MUCS": 3}  # of the queries of methods that take them one by one
+_LONGEST_FIRST: list[Stage] = ["train", "compare", "fit", "part", "score"]
 _POLL = 0.2  # seconds
 
 
@@ -99,7 +100,10 @@ def evaluate_in_parallel(
     threads = max(1, (os.cpu_count() or 1) // processes)
     try:
         while waiting or running:
-            for job in [job for job, needs in waiting.items() if needs <= done]:
+            ready = [job for job, needs in waiting.items() if needs <= done]
+            # one seed before the next, so that some are whole soon, and what takes longest first
+            ready.sort(key=lambda job: (seeds.index(job.seed), _LONGEST_FIRST.index(job.stage)))
+            for job in ready:
                 retraining = any(other.stage == "compare" for other in running)
                 if len(running) < processes and not (job.stage == "compare" and retraining):
                     told = (experiment, Path(folder), data, names, job, threads)

@@ -188,13 +188,20 @@ class Results:
         return Results([row for row in self.rows if row.fraction == fraction])
 
     def updated(self, newer: Results) -> Results:
-        """These rows and those of another table, whose values count where both have one."""
+        """These rows and those of another table, whose values count where both have one; a method
+        that has other settings there leaves nothing of its old ones in that seed.
+        """
 
         def key(row: Row) -> tuple[object, ...]:
             return row.seed, row.method, row.fraction, row.metric, row.query
 
-        known = {key(row): row for row in self.rows}
-        return Results(list({**known, **{key(row): row for row in newer.rows}}.values()))
+        both = {key(row): row for row in (*self.rows, *newer.rows)}
+        now = {(row.seed, row.method, row.fraction): row.settings for row in newer.rows}
+
+        def stale(row: Row) -> bool:
+            return now.get((row.seed, row.method, row.fraction), row.settings) != row.settings
+
+        return Results([row for row in both.values() if not stale(row)])
 
     # --- on disk ----------------------------------------------------------------------------------
 
