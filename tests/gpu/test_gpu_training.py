@@ -110,10 +110,19 @@ def test_no_step_waits_for_the_device(
 
     monkeypatch.setattr(Run, "step", strict)
     settings = Settings(steps=5, batch_size=8, lr=1e-3, flip=True, augment=0.12)
-    start = small_dit(classes=3, depth=1).to(cuda)  # with dropout
+    start = small_dit(classes=3, depth=1, dropout=0.0 if several else 0.1).to(cuda)
     if several:
         train_together(start, EDM, DATA, KEEPS, settings, compile=False)
     else:
         how = {"flip": True, "augment": 0.12, "compile": False}
         wherefrom.train(start, EDM, DATA, 5, 8, 1e-3, **how)
     assert steps == list(range(5))
+
+
+def test_networks_with_dropout_are_not_trained_together(cuda: torch.device) -> None:
+    settings = Settings(steps=5, batch_size=8, lr=1e-3)
+    start = small_dit(classes=3, depth=1).to(cuda)  # with dropout
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"DiT has dropout, .*: train them one by one"
+    ):
+        train_together(start, EDM, DATA, KEEPS, settings)

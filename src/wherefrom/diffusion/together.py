@@ -29,10 +29,8 @@ from .process import Process
 from .run import Noised, Run, Settings, run_steps
 from .training import check_enough, check_takes_bit, device_of, resumed
 
-# cuDNN's attention cannot be both batched over networks and compiled; with dropout, no fused
-# attention can be batched over networks that drop alike
+# cuDNN's attention cannot be both batched over networks and compiled
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_WITH_DROPOUT = [SDPBackend.MATH]
 
 
 def train_together(
@@ -53,11 +51,9 @@ def train_together(
     """
     if not keeps:
         raise WherefromError("there is nothing to train: give at least one set of indices")
-    if isinstance(dataset, Viewed):
-        raise WherefromError(
-            "items that look different at each step cannot be shared by several networks: train "
-            "them one by one"
-        )
+    why_not = apart(network, dataset)
+    if why_not:
+        raise WherefromError(f"{why_not}: train them one by one")
     if settings.augment:
         check_takes_bit(network, call)
     count = length(dataset)
@@ -89,6 +85,19 @@ def train_together(
         label = f"training {len(kept)} networks"
         run_steps(run, map(batches, rest), rest, checkpoint, label)
     return list(average.networks(network))
+
+
+def apart(network: nn.Module, dataset: Dataset) -> str:
+    """Why networks of this kind cannot be trained together on this data; empty where they can."""
+    if isinstance(dataset, Viewed):
+        return "items that look different at each step cannot be shared by several networks"
+    drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in network.modules())
+    if drops and device_of(network).type == "cuda":
+        # torch can batch neither its fused attention with dropout nor, under autocast, the plain
+        return (
+            f"{type(network).__name__} has dropout, which torch cannot batch over networks on a GPU"
+        )
+    return ""
 
 
 class Stack(nn.Module):
@@ -172,8 +181,6 @@ class _Together(Run):
         trained, averaged = list(model.values), list(average.values)
         super().__init__(model, trained, averaged, process, settings, device, dtype)
         self._stack = model
-        drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules())
-        self._attention = _WITH_DROPOUT if drops else _ATTENTION
         self._called = _Called(copy.deepcopy(network).train(), call)
         self._forward: Callable[..., Tensor] = self._batched
 
@@ -184,7 +191,7 @@ class _Together(Run):
         """Nothing is left for later: only parameters are trained."""
 
     def outputs(self, noised: Noised, cond: Cond) -> Tensor:
-        with sdpa_kernel(self._attention):
+        with sdpa_kernel(_ATTENTION):
             return self._forward(
                 self._stack.stacked(), noised.x_sigma, noised.sigma, cond, noised.extra
             )

@@ -22,9 +22,10 @@ from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Dataset, Viewed, length
+from ..data.items import Dataset, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.seeds import seed_of
+from ..diffusion.together import apart
 from ..errors import WherefromError
 from .metrics import available
 from .results import Results, Row
@@ -166,8 +167,9 @@ def networks_at_once(setup: Setup, wanted: int | None) -> int:
     """
     if wanted is not None:
         return max(1, wanted)
-    on_gpu = next(setup.network(0).parameters()).is_cuda
-    return _TOGETHER if on_gpu and not isinstance(setup.dataset, Viewed) else 1
+    network = setup.network(0)
+    on_gpu = next(network.parameters()).is_cuda
+    return _TOGETHER if on_gpu and not apart(network, setup.dataset) else 1
 
 
 class Study:
