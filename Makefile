@@ -23,7 +23,7 @@ types: $(READY)
 
 # two processes of one thread each: files of tests are dealt out to them whole
 unit: $(READY)
-	$(RUN)pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(RUN)pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # the CUDA paths; where nothing can be installed, with the torch and pytest that are there:
 # make test-gpu GPU_PYTHON=python3

@@ -16,7 +16,6 @@ import torch
 import wherefrom
 from helpers import PROCESSES
 from process_state import leaving_nothing
-from worlds import World, make_world
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 torch.set_num_threads(1)
@@ -25,14 +24,8 @@ _RANDOM = torch.get_rng_state()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the tests, a file is one's, so that its fixtures are made once;
-    so are all tests of the trained world, which come first, as they take longest.
-    """
-    for item in items:
-        fixtures = getattr(item, "fixturenames", [])
-        group = "world" if "world" in fixtures else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: "world" not in getattr(item, "fixturenames", []))
+    """What takes longest comes first, so that no process that shares the tests waits for it."""
+    items.sort(key=lambda item: item.path.name != "test_trained_world.py")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,9 +57,3 @@ def weights_equal() -> Callable[[torch.nn.Module, torch.nn.Module], bool]:
         )
 
     return equal
-
-
-@pytest.fixture(scope="session")
-def world() -> World:
-    """Made once for all claims about it."""
-    return make_world()

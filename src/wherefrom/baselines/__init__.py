@@ -1,4 +1,4 @@
-"""What the paper compares with, each behind the protocol of `wherefrom.attributor.Attributor`."""
+"""What the paper compares with, each behind the protocol of `attribution.attributor.Attributor`."""
 
 from .ablations import Ablation, ablations
 from .das import DAS

@@ -116,7 +116,7 @@ def removal_union(scores: Tensor, fraction: float) -> Tensor:
         )
     if bool(scores.isnan().any()):
         raise WherefromError(
-            "the scores hold NaN, which cannot be both_ends: look for the query or training item "
+            "the scores hold NaN, which cannot be ranked: look for the query or training item "
             "it comes from"
         )
     return both_ends(scores, budget(scores.shape[1], fraction)).indices.unique()

@@ -1,0 +1,115 @@
+"""Claims about a trained model: every attributor finds a planted source, the student ranks as its
+teacher does, and a trace as a search.
+
+They are in one file so that the model is trained once, whichever processes share the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import wherefrom
+from wherefrom.attribution.agreement import spearman
+from wherefrom.attribution.attributor import Attributor
+from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence, Pixel, Random
+from wherefrom.tide.embedder import Embedder
+from worlds import World, make_world
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """Made once for all claims about it."""
+    return make_world()
+
+
+SMALL = {"dim": 2048, "side": 64}
+METHODS: dict[str, tuple[Callable[[World], Attributor], float]] = {  # and the least recall
+    "pixel": (lambda world: Pixel(), 0.9),
+    "activations": (lambda world: Encoder.activations(world.denoiser, world.tid.draws), 0.9),
+    "D-TRAK": (lambda world: DTRAK(world.denoiser, world.tid.draws, **SMALL), 0.3),
+    "TRAK": (lambda world: TRAK(world.denoiser, world.tid.draws, **SMALL), 0.3),
+    "DAS": (lambda world: DAS(world.denoiser, world.tid.draws, **SMALL), 0.2),
+    "K-FAC influence": (
+        lambda world: KFACInfluence(world.denoiser, world.tid.draws, samples=200),
+        0.9,
+    ),
+    "MUCS": (lambda world: MUCS(world.denoiser, world.tid.draws, lr=1e-3, batch=32), 0.9),
+}
+
+
+def recall(world: World, scores: Tensor) -> float:
+    """How much of the planted group is among as many images with the largest scores; by chance
+    9 %.
+    """
+    top = scores.topk(len(world.planted), 1).indices
+    return float(((top >= world.planted.start) & (top < world.planted.stop)).float().mean())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_planted_group_is_found_above_chance(name: str, world: World) -> None:
+    make, least = METHODS[name]
+    # each of MUCS's queries is a fine-tuning
+    copies = world.copies[:2] if name == "MUCS" else world.copies
+    assert recall(world, make(world).fit(world.x).scores(copies, world.x)) >= least
+
+
+def test_tid_and_tide_find_it_through_the_same_protocol(world: World) -> None:
+    for method in (world.tid, world.tide):
+        hits = method.attribute(world.copies, world.x, top_k=25)
+        found = (hits.indices >= world.planted.start) & (hits.indices < world.planted.stop)
+        assert found.float().mean() >= 0.9
+        assert hits.about["method"] in ("TID", "TIDE")
+
+
+def test_chance_is_nine_percent(world: World) -> None:
+    assert recall(world, Random().fit(world.x).scores(world.copies, world.x)) < 0.2
+
+
+# --- the student, and attribution while generating ------------------------------------------------
+
+
+def test_a_distilled_student_ranks_generated_images_as_its_teacher_does(world) -> None:
+    tau = world.tid.scores(world.generated, world.x)
+    untaught = wherefrom.TIDE(
+        world.denoiser, world.tid.draws, Embedder(world.tide.embedder.shapes, 96, 128, 4)
+    )
+    student, control = (
+        float(spearman(tide.index(world.x).scores(world.generated), tau).mean())
+        for tide in (world.tide, untaught)
+    )
+    assert student >= 0.7
+    assert student >= control + 0.1
+
+
+def test_the_student_grew_while_it_was_taught(world) -> None:
+    first, last = world.tide.history[0], world.tide.history[-1]
+    assert last.spearman > first.spearman + 0.1
+    assert last.loss < first.loss
+
+
+def test_teacher_and_student_find_a_planted_source(world) -> None:
+    assert len(world.copies) >= 3
+    for scores in (
+        world.tid.scores(world.copies, world.x),
+        world.tide.index(world.x).scores(world.copies),
+    ):
+        top = scores.topk(len(world.planted), 1).indices
+        recall = ((top >= world.planted.start) & (top < world.planted.stop)).float().mean()
+        assert float(recall) >= 0.9
+
+
+def test_on_a_trained_model_the_trace_ranks_as_a_search_does(world) -> None:
+    bank = world.tide.index(world.x)
+    start = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(9))
+    ranks = []
+    for aligned in (True, False):
+        with bank.trace(world.denoiser, top_k=len(bank), aligned=aligned) as trace:
+            images = wherefrom.sample(world.denoiser, start, steps=18)
+        scores = torch.zeros(8, len(bank)).scatter(1, trace.hits.indices, trace.hits.scores)
+        ranks.append(float(spearman(scores, bank.scores(images)).mean()))
+    assert ranks[0] > 0.98
+    assert ranks[0] > ranks[1] > 0.6
