@@ -34,6 +34,7 @@ class Commands(TyperGroup):
 Name = Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")]
 Data = Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")]
 Seeds = Annotated[int, typer.Option(help="How many; each is an experiment of its own.")]
+FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
 Chosen = Annotated[
     list[str] | None, typer.Option(help="A method by name, again for more; none: all.")
 ]
@@ -90,6 +91,7 @@ def evaluate(
     ],
     data: Data = None,
     seeds: Seeds = 1,
+    first_seed: FirstSeed = 0,
     method: Chosen = None,
     fraction: Annotated[
         list[float] | None,
@@ -107,7 +109,7 @@ def evaluate(
     images change.
     """
     one = changed(name, fractions=fraction, metrics=metric, coupled=coupled)
-    run_evaluation(one, out, data, counted(seeds), method, processes)
+    run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
 
 
 @app.command()
@@ -118,6 +120,7 @@ def lds(
     ],
     data: Data = None,
     seeds: Seeds = 1,
+    first_seed: FirstSeed = 0,
     method: Chosen = None,
     subsets: Annotated[
         int, typer.Option(help="Random halves of the training set that networks are trained on.")
@@ -127,7 +130,7 @@ def lds(
     """Train on random halves of the data, and see whether each method's scores predict the losses:
     the linear datamodelling score.
     """
-    run_lds(changed(name, coupled=coupled), out, data, counted(seeds), method, subsets)
+    run_lds(changed(name, coupled=coupled), out, data, counted(seeds, first_seed), method, subsets)
 
 
 @app.command()

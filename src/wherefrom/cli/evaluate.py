@@ -28,11 +28,11 @@ def changed(name: str, **options: Any) -> Experiment:
     return dataclasses.replace(experiment(name), **given)
 
 
-def counted(seeds: int) -> range:
-    """So many seeds, from 0 on."""
+def counted(seeds: int, first: int) -> range:
+    """So many seeds, from the first on."""
     if seeds < 1:
         raise WherefromError(f"there must be at least one seed, not {seeds}")
-    return range(seeds)
+    return range(first, first + seeds)
 
 
 def run_evaluation(

@@ -63,11 +63,16 @@ def found(
 
 
 def accuracy_and_cost(tables: Tables, path: Path) -> None:
-    """The mean AUC of each method against the seconds that a query takes."""
+    """The mean AUC of each method against the seconds that a query takes; methods whose scores are
+    not in the folder, and with them their seconds, are left out.
+    """
     points = {}
     for name in tables.methods:
-        value = tables.results.mean_auc(name, tables.fraction)
-        points[name] = (tables.cost(name)[1], value.mean, value.error if value.count > 1 else 0.0)
+        value, cost = tables.results.mean_auc(name, tables.fraction), tables.cost(name)
+        if cost is not None:
+            points[name] = (cost[1], value.mean, value.error if value.count > 1 else 0.0)
+    if not points:
+        raise WherefromError(f"{tables.evaluation.folder} has no scores of any method")
     scatter(
         path,
         points,

@@ -279,21 +279,25 @@ class Tables:
         """
         rows = []
         for method in self.results.methods:
-            once, each, size = self.cost(method)
-            rows.append([method, f"{once:.1f}", f"{each:.2f}", f"{size:.1f}"])
+            cost = self.cost(method)
+            if cost is None:
+                raise WherefromError(f"{self.evaluation.folder} has no scores of {method}")
+            rows.append([method, f"{cost[0]:.1f}", f"{cost[1]:.2f}", f"{cost[2]:.1f}"])
         return Table(
             "What attribution took, means over seeds",
             ["method", "once, s", "a query, s", "kept, MB"],
             rows,
         )
 
-    def cost(self, method: str) -> tuple[float, float, float]:
-        """Seconds once, seconds a query, megabytes on disk: means over seeds."""
+    def cost(self, method: str) -> tuple[float, float, float] | None:
+        """Seconds once, seconds a query, megabytes on disk: means over the seeds whose scores are
+        there, if any are.
+        """
         settings, queries = self.results.settings(method, self.fraction), self.settings["queries"]
         costs = [self.evaluation.seed(seed).cost(method, settings) for seed in self.seeds]
         found = [(one.once, one.queries / queries, one.kept / 1e6) for one in costs if one]
         if not found:
-            raise WherefromError(f"{self.evaluation.folder} has no scores of {method}")
+            return None
         once, each, size = (sum(values) / len(found) for values in zip(*found, strict=True))
         return once, each, size
 
