@@ -45,7 +45,8 @@ def table(evaluation: str, name: str) -> str:
 
 def _cell(rows: dict[str, dict[str, str]], name: str) -> str:
     if name in rows:
-        return rows[name]["mean AUC"]
+        fewer = rows[name]["seeds"] != rows["TID"]["seeds"]
+        return rows[name]["mean AUC"] + (f" ({rows[name]['seeds']} seeds)" if fewer else "")
     # one that was run with several settings: the one in most seeds
     several = [other for other in rows if other.startswith(f"{name}, ")]
     best = max(several, key=lambda other: int(rows[other]["seeds"]))
