@@ -1,4 +1,4 @@
-"""The best and the worst of a stream of scores, found as it passes: never a row for every item is
+"""The best and the worst of scores that pass by, chunk after chunk: never a row for every item is
 held.
 """
 
@@ -23,7 +23,7 @@ def check_top_k(top_k: int, count: int) -> None:
 
 
 class TopK:
-    """The running `top_k` best and worst of a stream of scores; ties go to the smaller index."""
+    """The running `top_k` best and worst of scores that pass by; ties go to the smaller index."""
 
     def __init__(self, top_k: int, count: int) -> None:
         check_top_k(top_k, count)

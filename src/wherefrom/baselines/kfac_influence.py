@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..artefacts.artefact import Folder
 from ..attribution.attributor import Attributor, Chunks
-from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape, length
+from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
@@ -67,16 +67,12 @@ class KFACInfluence(Attributor):
 
     def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Estimate the curvature."""
-        check_batch_size(batch_size)
         self.curvature.fit(dataset, batch_size, self.budget, self.samples, store, self.about)
         return self
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """The influence of all of the training set, in one chunk."""
-        check_batch_size(batch_size)
-        self.curvature.check_fitted()
-        x, cond = self.probe.queries(queries)
-        self.probe.check_shape(item_shape(dataset), "the data set")
+        x, cond = self.curvature.ready(queries, dataset, batch_size)
         return self._chunks(x, cond, dataset, batch_size)
 
     def _chunks(self, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:

@@ -1,7 +1,7 @@
 """Similarity of the pixels themselves: the simplest thing that looks at the images and not at the
 model.
 
-Training images stream past the queries, where those are; only one batch of them is held.
+Training images pass by the queries, where those are; only one batch of them is held.
 """
 
 from __future__ import annotations

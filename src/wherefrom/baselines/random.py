@@ -16,7 +16,7 @@ from ..attribution.attributor import Attributor, Chunks, read_queries
 from ..data.items import Dataset, item_shape, length
 from ..diffusion.seeds import seed_of
 
-_CHUNK = 2**14  # training images of one random stream, and of one piece
+_CHUNK = 2**14  # training images of one seed, and of one chunk
 
 
 class Random(Attributor):

@@ -31,7 +31,7 @@ class Order:
 
     With `keep`, only those indices may be used. Coupled, the run draws its batches over the full
     set exactly as a run without `keep` does, and only where a drawn image may not be used takes a
-    kept one from a second stream instead; uncoupled, it shuffles the kept images among themselves.
+    kept one by a second seed instead; uncoupled, it shuffles the kept images among themselves.
     """
 
     count: int
@@ -157,7 +157,7 @@ class _Views(torch.utils.data.Dataset[Any]):
     def _view(self, index: int, step: int, place: int) -> Any:
         if not isinstance(self.dataset, Viewed):
             return self.dataset[index]
-        # a stream for each place in the batch: a replaced image changes no other image's view
+        # a seed for each place in the batch: a replaced image changes no other image's view
         return self.dataset.training_view(
             index,
             torch.Generator().manual_seed(

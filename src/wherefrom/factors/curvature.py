@@ -15,7 +15,7 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.pace import Pace
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, item_shape, length
+from ..data.items import Cond, Dataset, check_batch_size, item_shape, length
 from ..diffusion.draws import resampled_cotangent
 from ..errors import WherefromError
 from ..layers.kinds import Factors, Part
@@ -77,6 +77,18 @@ class Curvature:
             raise WherefromError(f"there is no second moment of {part}: fit a curvature first")
         return self._moments.matrix(part, side)
 
+    def ready(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int
+    ) -> tuple[Tensor, Cond]:
+        """Queries as a batch where the network is, once it is clear that they can be compared with
+        the data set under this curvature.
+        """
+        check_batch_size(batch_size)
+        self.check_fitted()
+        x, cond = self.probe.queries(queries)
+        self.probe.check_shape(item_shape(dataset), "the data set")
+        return x, cond
+
     def identity(self) -> dict[str, Any]:
         """What it depends on beside the data."""
         return {**self.probe.identity(), "normalize": self.normalize, "curvature": self.kind}
@@ -102,6 +114,7 @@ class Curvature:
             store: a folder to keep it in, and to resume from.
             about: settings that are kept beside it, for whoever loads it.
         """
+        check_batch_size(batch_size)
         probe, chosen = self.probe, self._chosen(dataset, samples)
         self.images = len(chosen)
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}

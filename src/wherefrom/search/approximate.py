@@ -1,4 +1,4 @@
-"""Approximate search for banks too large to stream: principal components, an inverted file and
+"""Approximate search for banks too large to scan: principal components, an inverted file and
 product codes (faiss).
 
 The index only proposes candidates; their scores are computed exactly from the bank's vectors.
@@ -63,7 +63,7 @@ class Approximate:
     ) -> None:
         self.bank, self.probes, self.recall = bank, probes, recall
         self._index, self._axes = index, axes.to(bank.device)  # [M * d, components]
-        self._made_of = bank.store.identity()
+        self._identity = bank.store.identity()
 
     @classmethod
     def build(
@@ -140,7 +140,7 @@ class Approximate:
     def save(self, folder: Folder) -> None:
         """Write the index; it serves this bank until an item is appended or deleted."""
         index = torch.from_numpy(need("faiss", "search").serialize_index(self._index))
-        artefact = Artefact.anew(Path(folder) / _FOLDER, _KIND, self._made_of)
+        artefact = Artefact.anew(Path(folder) / _FOLDER, _KIND, self._identity)
         state = {"probes": self.probes, "recall": self.recall}
         artefact.finish(state, index={"index": index, "axes": self._axes})
 
@@ -188,7 +188,7 @@ class Approximate:
         return float(torch.stack(found).mean())
 
     def _refuse_stale(self) -> None:
-        differs = differing(self._made_of, self.bank.store.identity())
+        differs = differing(self._identity, self.bank.store.identity())
         if differs:
             raise WherefromError(
                 f"the bank has changed since this index was made ({differs}): {_ANEW}"

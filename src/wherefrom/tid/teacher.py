@@ -1,7 +1,7 @@
 """TID, the exact teacher: training images ranked by the squared, layer-summed, K-FAC-preconditioned
 kernel of gradients (Eq. 7).
 
-The training set streams past the queries, one forward and one backward pass an image and draw. A
+The training set passes by the queries, one forward and one backward pass an image and draw. A
 chunk of it is compared at one draw after the other, so queries are preconditioned once a chunk and
 draw.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..attribution.attributor import Attributor, Chunks
-from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape, length
+from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
@@ -122,7 +122,6 @@ class TID(Attributor):
         `samples`: from how many images, chosen at random under the draws' seed; None: all. `store`:
         a folder to keep it in; a fit that was interrupted there goes on, to the same numbers.
         """
-        check_batch_size(batch_size)
         self.curvature.fit(
             dataset, batch_size, self.budget, samples, store, about=asdict(self.settings)
         )
@@ -132,10 +131,7 @@ class TID(Attributor):
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """tau of chunk after chunk of the training set, (first index, [Q, n])."""
-        check_batch_size(batch_size)
-        self.curvature.check_fitted()
-        x, cond = self.probe.queries(queries)
-        self.probe.check_shape(item_shape(dataset), "the data set")
+        x, cond = self.curvature.ready(queries, dataset, batch_size)
         return self._chunks(x, cond, dataset, batch_size)
 
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:

@@ -199,7 +199,7 @@ class Bank:
         probes: int | None = None,
         queries: Tensor | Dataset | None = None,
     ) -> Approximate:
-        """An approximate index of this bank for banks too large to stream; its `recall` is the
+        """An approximate index of this bank for banks too large to scan; its `recall` is the
         share of the exact top 2 % that it finds.
 
         Args:
