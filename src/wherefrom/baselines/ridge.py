@@ -130,8 +130,8 @@ class Ridge:
         self._factor, failed = torch.linalg.cholesky_ex(kernel)
         if int(failed):
             raise WherefromError(
-                f"the kernel cannot be inverted with lambda = {self.value:.3g}: raise lambda_rel or "
-                "lambda_abs, or lower effective_dim"
+                f"the kernel cannot be inverted with lambda = {self.value:.3g}: raise lambda_rel "
+                "or lambda_abs, or lower effective_dim"
             )
 
     @property
