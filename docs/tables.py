@@ -46,7 +46,8 @@ def table(evaluation: str, name: str) -> str:
 def _cell(rows: dict[str, dict[str, str]], name: str) -> str:
     if name in rows:
         fewer = rows[name]["seeds"] != rows["TID"]["seeds"]
-        return rows[name]["mean AUC"] + (f" ({rows[name]['seeds']} seeds)" if fewer else "")
+        found, seeds, less = (rows[name][key] for key in ("mean AUC", "seeds", "less TID's"))
+        return f"{found} ({seeds} seeds, in which it is {less} from TID)" if fewer else found
     # one that was run with several settings: the one in most seeds
     several = [other for other in rows if other.startswith(f"{name}, ")]
     best = max(several, key=lambda other: int(rows[other]["seeds"]))
@@ -72,7 +73,7 @@ def both() -> str:
         ]
         caveat = f"{seeds} seeds: TID cannot be distinguished from {' or '.join(close)}"
         if least >= 0.05:
-            caveat = f"{seeds} seeds cannot separate any two (p >= {least:.2f})"
+            caveat = f"{seeds} seeds are too few to separate any two (p >= {least:.2f})"
         noise = rows["random against random"]["mean AUC"].split(" (")[0]
         cells = [_cell(rows, name) for name in SHOWN]
         lines.append([f"{words}; {caveat}", *cells, noise])

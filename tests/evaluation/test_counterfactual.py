@@ -491,3 +491,17 @@ def test_other_bad_input_is_refused(tmp_path: Path) -> None:
         counterfactual(setup(), {}, tmp_path, metrics=("beauty",))
     with pytest.raises(wherefrom.WherefromError, match="there is no file"):
         Results.load(tmp_path / "nothing.csv")
+
+
+def test_a_share_that_is_none_is_refused_before_anything_is_trained(
+    tmp_path: Path, counted: Counted
+) -> None:
+    for fraction in (0.0, 2.0, -0.1):
+        with pytest.raises(
+            wherefrom.WherefromError, match="the fraction to remove must be above 0"
+        ):
+            counterfactual(setup(), METHODS, tmp_path / "none", fractions=(fraction,))
+    with pytest.raises(wherefrom.WherefromError, match="there is no metric"):
+        counterfactual(setup(), METHODS, tmp_path / "none", metrics=("beauty",))
+    assert counted.trained == 0
+    assert not (tmp_path / "none").exists()

@@ -1,4 +1,4 @@
-"""The command line: `wherefrom demo`. It calls the public API and holds no maths."""
+"""The command line: `wherefrom`. It calls the public API and holds no maths."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..artefacts.artefact import Artefact
-from ..artefacts.files import save, save_json
+from ..artefacts.files import check_folder, save, save_json
 from ..artefacts.identity import fingerprint
 from ..attribution.agreement import shared_top, spearman
 from ..attribution.result import Attribution
@@ -45,6 +45,7 @@ EPOCHS = 12  # of distillation
 
 def run_demo(out: Path, seed: int) -> None:
     """Train, generate, attribute with teacher and student, write down."""
+    check_folder(out)
     console = Console(highlight=False, soft_wrap=True)
     settings, dataset = preset("digits"), digits()
     clock = _Clock()

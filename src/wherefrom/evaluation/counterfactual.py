@@ -130,9 +130,11 @@ def counterfactual(
         raise WherefromError("there are no queries: ask for at least one")
     if controls < 0:
         raise WherefromError(f"controls counts random removals, 0 or more, not {controls}")
+    for fraction in fractions:
+        budget(length(setup.dataset), fraction)  # which refuses what is no share, before any work
+    made, missing = available(metrics)
     given = queries if isinstance(queries, Tensor) else None
     evaluation = claimed(setup, folder, count, coupled, given)
-    made, missing = available(metrics)
     for why in missing.values():
         warnings.warn(why, stacklevel=2)
     together = networks_at_once(setup, together)
