@@ -201,3 +201,23 @@ def test_an_artefact_says_how_many_threads_it_began_with(tmp_path: Path) -> None
         kept.finish({"step": 2})
     assert torch.get_num_threads() == 1
     assert json.loads(contents(tmp_path)["artefact.json"])["threads"] == 2
+
+
+def test_in_memory_too_what_is_written_counts_only_once_it_is_committed() -> None:
+    kept = claimed(None)
+    kept.finish({"step": 1}, run={"x": torch.zeros(1)}, other={"x": torch.zeros(1)})
+    kept.write("run", {"x": torch.ones(1)})
+    assert kept.read("run")["x"].tolist() == [0]
+    kept.discard()
+    assert kept.read("run")["x"].tolist() == [0]
+    kept.finish({"step": 2}, run={"x": torch.ones(1)})
+    assert (kept.names, kept.read("run")["x"].tolist()) == (["run"], [1])
+
+
+def test_one_begun_anew_takes_nothing_of_the_old_along(tmp_path: Path) -> None:
+    claimed(tmp_path).finish({"step": 1}, old={"x": torch.zeros(1)})
+    new = Artefact.anew(tmp_path, "test", {"weights": "new"})
+    new.write("run", {"x": torch.ones(1)})
+    new.commit({"step": 2})
+    assert Artefact.open(tmp_path, "test").names == ["run"]
+    assert sorted(contents(tmp_path)) == ["artefact.json", "run.safetensors"]

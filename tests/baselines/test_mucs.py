@@ -284,14 +284,14 @@ def test_the_score_is_the_skew_of_the_losses_of_the_original_and_the_unlearned_n
     attributor = MUCS(trained, draws, share=0.5, **QUICK).fit(dataset, batch_size=5)
     found = attributor.scores(digits[:1], dataset, batch_size=7)
     twin, null = twin_of(trained), null_loss(EDM, float((dataset**2).mean()))
-    assert attributor.about["null_loss"] == pytest.approx(null, rel=1e-6)
+    assert attributor.outcome["null_loss"] == pytest.approx(null, rel=1e-6)
     unlearn(
         twin,
         attributor.parameters,
         digits[:1],
         None,
         dataset,
-        attributor.about["null_loss"],
+        attributor.outcome["null_loss"],
         attributor.settings,
         "query 0",
     )

@@ -28,8 +28,16 @@ from wherefrom.artefacts.artefact import there
 from wherefrom.artefacts.identity import fingerprint
 from wherefrom.attribution.attributor import Attributor, Chunks
 from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence, Pixel
-from wherefrom.evaluation import Recipe, Results, Setup, counterfactual, removal_union, standard
-from wherefrom.evaluation.counterfactual import Method
+from wherefrom.evaluation import (
+    Recipe,
+    Results,
+    Row,
+    Setup,
+    counterfactual,
+    removal_union,
+    standard,
+)
+from wherefrom.evaluation.counterfactual import Method, Study, claimed
 from wherefrom.evaluation.methods import Distilled
 from wherefrom.report.tables import Tables
 from wherefrom.tide import distill
@@ -505,3 +513,31 @@ def test_a_share_that_is_none_is_refused_before_anything_is_trained(
         counterfactual(setup(), METHODS, tmp_path / "none", metrics=("beauty",))
     assert counted.trained == 0
     assert not (tmp_path / "none").exists()
+
+
+def test_a_method_whose_queries_depend_on_each_other_is_not_computed_in_parts(
+    tmp_path: Path,
+) -> None:
+    one = setup()
+    study = Study(one, claimed(one, tmp_path, 3, True), 0, 3)
+    with pytest.raises(wherefrom.WherefromError, match="cannot be computed in parts"):
+        study.score_part("pixel", pixel, 0, 2)
+
+
+def test_what_came_of_a_fit_is_no_setting(tmp_path: Path) -> None:
+    def dtrak(denoiser: wherefrom.Denoiser, dataset: Any, store: Path) -> Attributor:
+        draws = wherefrom.Draws(denoiser.process, (1, 8, 8), 2)
+        attributor = wherefrom.baselines.DTRAK(denoiser, draws, 32)
+        before = attributor.about
+        assert attributor.fit(dataset, store=store).about == before
+        return attributor
+
+    chosen = {"seeds": (0, 1), "queries": 3, "controls": 1, "metrics": ("mse",)}
+    results = counterfactual(setup(steps=2), {"D-TRAK": dtrak}, tmp_path, **chosen)
+    assert results.mean_auc("D-TRAK", 0.02).count == 2, "lambda differs, the settings do not"
+
+
+def test_other_settings_leave_no_row_of_the_old_ones_at_any_budget() -> None:
+    old = [Row(0, "m", "a", at, 3, "mse", 0, 0.5) for at in (0.02, 0.05)]
+    new = [Row(0, "m", "b", 0.02, 3, "mse", 0, 0.4)]
+    assert Results(old).updated(Results(new)).rows == new

@@ -575,3 +575,28 @@ def test_a_layer_that_mixes_the_batch_is_refused_by_name():
 def test_little_coverage_is_warned_of_once():
     with pytest.warns(UserWarning, match=r"only .* % of the network's parameters are tracked"):
         wherefrom.TID(wherefrom.Denoiser(dit(), EDM, layers=["last"]), draws())
+
+
+def test_a_store_of_another_curvature_is_refused_whichever_is_asked_for(tmp_path):
+    fitted_before = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(
+        Noise(6), batch_size=4, store=tmp_path
+    )
+    before = contents(tmp_path)
+    for options, samples in (({"curvature": "identity"}, None), ({}, 3)):
+        tid = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws(), **options)
+        with pytest.raises(wherefrom.WherefromError, match="holds another curvature"):
+            tid.fit(Noise(6), batch_size=4, samples=samples, store=tmp_path)
+    assert contents(tmp_path) == before
+    with pytest.raises(wherefrom.WherefromError, match="holds another curvature"):
+        fitted_before.fit(Noise(6), batch_size=4, samples=3, store=tmp_path)
+    assert fitted_before.about["samples"] == 6, "a refused fit leaves the earlier one whole"
+
+
+def test_what_is_loaded_from_a_store_has_the_settings_of_the_last_fit(tmp_path):
+    denoiser = wherefrom.Denoiser(dit(), EDM)
+    for damping in (0.1, 0.9):
+        tid = wherefrom.TID(denoiser, draws(), damping=damping)
+        tid.fit(Noise(6), batch_size=4, store=tmp_path)
+        again = wherefrom.TID.load(tmp_path, denoiser)
+        assert again.settings == tid.settings
+        assert torch.equal(again.scores(Noise(2).x, Noise(6)), tid.scores(Noise(2).x, Noise(6)))

@@ -51,6 +51,8 @@ class Artefact:
         self.threads = torch.get_num_threads()
         self._files: dict[str, _File] = {}  # by the name of what they hold
         self._written: dict[str, _File] = {}  # not committed yet
+        self._waiting: dict[str, dict[str, Tensor]] = {}  # their tensors, where there is no folder
+        self._replaced: dict[str, _File] = {}  # of another artefact, until the first commit
         self._held: dict[str, dict[str, Tensor]] = {}  # in memory, or mapped and found whole
 
     # --- finding --------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class Artefact:
         if made.folder is not None:
             check_folder(made.folder)
             if there(made.folder):
-                made._files = cls.open(made.folder, kind)._files  # which the commit takes away
+                made._replaced = cls.open(made.folder, kind)._files
         return made
 
     @classmethod
@@ -155,12 +157,13 @@ class Artefact:
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors beside what is there; they count only once they are committed."""
         if self.folder is None:
-            self._held[name] = dict(tensors)
+            self._waiting[name] = dict(tensors)
             self._written[name] = _File("", _checksum(tensors))
             return
         # what is listed stays untouched until the next commit, so that has another name
         file = f"{name}.safetensors"
-        if name in self._files and self._files[name].name == file:
+        listed = {one.name for one in (*self._files.values(), *self._replaced.values())}
+        if file in listed:
             file = f"{name}.next.safetensors"
         save(self.folder / file, tensors, {"kind": self.kind})
         self._written[name] = _File(file, _checksum(tensors))
@@ -175,18 +178,19 @@ class Artefact:
             listed = {name: list(file) for name, file in files.items()}
             content = {"wherefrom": self.kind, "identity": self.identity, "state": dict(state)}
             save_json(self.folder / MANIFEST, {**content, "threads": self.threads, "files": listed})
-            stale = {file.name for file in self._files.values()}
-            for file in stale - {file.name for file in files.values()}:
+            before = {file.name for file in (*self._files.values(), *self._replaced.values())}
+            for file in before - {file.name for file in files.values()}:
                 (self.folder / file).unlink(missing_ok=True)
-            for name in self._written:
-                self._held.pop(name, None)
-        self._files, self._written, self.state = files, {}, plain(state)
+        # what was replaced or dropped is no longer what was read
+        kept = {name for name in files if name not in self._written}
+        self._held = {name: self._held[name] for name in kept if name in self._held}
+        self._held |= self._waiting
+        self._files, self._written, self._waiting, self._replaced = files, {}, {}, {}
+        self.state = plain(state)
 
     def discard(self) -> None:
         """Forget what was written since the last commit."""
-        for name in self._written:
-            self._held.pop(name, None)
-        self._written = {}
+        self._written, self._waiting = {}, {}
 
     def finish(self, state: Mapping[str, Any], **tensors: Mapping[str, Tensor]) -> None:
         """Write, under their names, all there is, and commit it in place of what was there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ Chunks = Iterator[tuple[int, Tensor]]
 class Attributor(ABC):
     """Ranks a training set for queries; larger scores are more influential."""
 
+    # whether a query's scores are known never to depend on the other queries asked with it
+    query_by_query: ClassVar[bool] = False
+
     @abstractmethod
     def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Do what is done once for a training set; `store`: a folder to keep it in and to resume
@@ -42,10 +45,16 @@ class Attributor(ABC):
     @property
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """The method and every setting that changes a number, as JSON can hold them.
+        """The method and every setting that changes a number, as JSON can hold them; the same
+        before and after a fit.
 
         An attribution carries it, and an evaluation knows by it whether scores are of this method.
         """
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """What came of the fit and is worth knowing, for an attribution to carry."""
+        return {}
 
     def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
         """Every query with every training image, [Q, N], float32 on the CPU."""
@@ -63,7 +72,7 @@ class Attributor(ABC):
         top = TopK(top_k, length(dataset))
         for start, scores in self.chunks(queries, dataset, batch_size):
             top.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
-        return top.result(self.about)
+        return top.result({**self.about, **self.outcome})
 
 
 def read_queries(

@@ -186,12 +186,14 @@ class ProjectedGradients(Attributor):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The method and every setting that changes a number, the projection among them; once it is
-        fitted, lambda too.
-        """
-        kernel = {} if self._ridge is None else self._ridge.about
+        """The method and every setting that changes a number, the projection among them."""
         how = {**self._probe.about, **self._sketch.about, **self._regularisation.about}
-        return {"method": self._name, **how, **kernel}
+        return {"method": self._name, **how}
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The lambda that was chosen."""
+        return {} if self._ridge is None else {"lambda": self._ridge.value}
 
     def identity(self) -> dict[str, Any]:
         """What the features depend on."""

@@ -59,6 +59,8 @@ class MUCS(Attributor):
         seed: of the batches and noise of unlearning.
     """
 
+    query_by_query = True
+
     def __init__(
         self,
         denoiser: Denoiser,
@@ -129,7 +131,7 @@ class MUCS(Attributor):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The method and every setting that changes a number, and what came of them."""
+        """The method and every setting that changes a number."""
         network = self.denoiser.network
         return {
             "method": "MUCS",
@@ -140,8 +142,12 @@ class MUCS(Attributor):
             "draws_seed": self.draws.seed,
             "parameters": list(self.parameters),
             "trained": sum(network.get_parameter(name).numel() for name in self.parameters),
-            **({} if self._fitted is None else {"null_loss": self._fitted.null}),
         }
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The loss of a network that has learned nothing, which bounds unlearning."""
+        return {} if self._fitted is None else {"null_loss": self._fitted.null}
 
     # --- queries ----------------------------------------------------------------------------------
 

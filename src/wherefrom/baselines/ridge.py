@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,10 +132,6 @@ class Ridge:
                 f"the kernel cannot be inverted with lambda = {self.value:.3g}: raise lambda_rel "
                 "or lambda_abs, or lower effective_dim"
             )
-
-    @property
-    def about(self) -> dict[str, Any]:
-        return {"lambda": self.value}
 
     def chunks(self, queries: Tensor) -> Chunks:
         """phi_q^T (Phi^T Phi + lambda)^-1 phi_i of queries [Q, dim] with all images, piece after

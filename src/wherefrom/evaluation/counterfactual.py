@@ -266,6 +266,8 @@ class Study:
         kept = self.files.claim_scores(name, prepared.settings, self._identity(prepared.about))
         if not kept.state:
             parts = self.files.parts_of_scores(name, prepared.settings)
+            for part in parts:
+                part.check(kept.identity, "model, data set or queries")
             found = join_parts(parts) if parts else self._computed(prepared, slice(None))
             scores, seconds = found
             kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
@@ -277,6 +279,11 @@ class Study:
         identity = {**self._identity(prepared.about), "part": [part, parts]}
         kept = self.files.claim_scores(name, prepared.settings, identity, (part, parts))
         if not kept.state:
+            if not prepared.fit()[0].query_by_query:
+                raise WherefromError(
+                    f"the scores of {name} may depend on the queries asked together: they cannot "
+                    "be computed in parts"
+                )
             scores, seconds = self._computed(prepared, slice(part, None, parts))
             kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
 

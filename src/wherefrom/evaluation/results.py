@@ -196,10 +196,10 @@ class Results:
             return row.seed, row.method, row.fraction, row.metric, row.query
 
         both = {key(row): row for row in (*self.rows, *newer.rows)}
-        now = {(row.seed, row.method, row.fraction): row.settings for row in newer.rows}
+        now = {(row.seed, row.method): row.settings for row in newer.rows}
 
         def stale(row: Row) -> bool:
-            return now.get((row.seed, row.method, row.fraction), row.settings) != row.settings
+            return now.get((row.seed, row.method), row.settings) != row.settings
 
         return Results([row for row in both.values() if not stale(row)])
 

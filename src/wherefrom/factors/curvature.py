@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.identity import plain
 from ..artefacts.pace import Pace
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length
@@ -116,16 +117,13 @@ class Curvature:
         """
         check_batch_size(batch_size)
         probe, chosen = self.probe, self._chosen(dataset, samples)
-        self.images = len(chosen)
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}
-        self._identity = {**self.identity(), **data}
+        artefact = Artefact.claim(store, "curvature", {**self.identity(), **data})
         if self.kind == "identity":
-            self._moments, self._roots = None, {part.name: (None, None) for part in probe.parts}
-            if store is not None:
-                self.save(store, about)
+            artefact.finish(self._state(None, about, done=len(chosen), batch=1))
+            self._take(None, artefact)
             return self
         moments = self._empty()
-        artefact = Artefact.claim(store, "curvature", self._identity)
         start, size = 0, budget.fitting(batch_size, probe.image_bytes(dataset))
         if artefact.state:
             moments.restore(artefact.read("moments"), artefact.state["counts"])
@@ -151,7 +149,10 @@ class Curvature:
                     with pace.writing():
                         state = self._state(moments, about, done=done, batch=size)
                         artefact.finish(state, moments=moments.sums)
-        self._take(moments)
+        state = {**artefact.state, "about": dict(about or {})}
+        if artefact.state and artefact.state != plain(state):  # fitted before, for other settings
+            artefact.commit(state)
+        self._take(moments, artefact)
         return self
 
     def _chosen(self, dataset: Dataset, samples: int | None) -> Tensor:
@@ -188,8 +189,14 @@ class Curvature:
         dtype = torch.promote_types(self.probe.dtype, torch.float32)
         return Moments(self.probe.parts, self.probe.denoiser.device, dtype)
 
-    def _take(self, moments: Moments) -> None:
-        self._moments, self._roots = moments, moments.roots(self.damping, self.probe.dtype)
+    def _take(self, moments: Moments | None, artefact: Artefact) -> None:
+        """Be what was fitted; only now, so that a fit that fails leaves an earlier one whole."""
+        if moments is None:
+            self._roots = {part.name: (None, None) for part in self.probe.parts}
+        else:
+            self._roots = moments.roots(self.damping, self.probe.dtype)
+        self._moments, self._identity = moments, artefact.identity
+        self.images = int(artefact.identity["images"])
 
     # --- on disk --------------------------------------------------------------------------------
 
@@ -210,17 +217,16 @@ class Curvature:
     def load(self, artefact: Artefact) -> Self:
         """Take up one that was kept, of the same model; an unfinished one is refused."""
         artefact.check(self.identity(), "model")
-        self.images, done = int(artefact.identity["images"]), int(artefact.state["done"])
-        self._identity = artefact.identity
-        if done < self.images:
+        images, done = int(artefact.identity["images"]), int(artefact.state["done"])
+        if done < images:
             raise WherefromError(
-                f"the curvature in {artefact.folder} was interrupted after {done} of {self.images} "
+                f"the curvature in {artefact.folder} was interrupted after {done} of {images} "
                 "images: call fit(dataset, store=...) again with this folder to finish it"
             )
         if self.kind == "identity":
-            self._roots = {part.name: (None, None) for part in self.probe.parts}
+            self._take(None, artefact)
             return self
         moments = self._empty()
         moments.restore(artefact.read("moments"), artefact.state["counts"])
-        self._take(moments)
+        self._take(moments, artefact)
         return self
