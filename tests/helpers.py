@@ -63,6 +63,20 @@ class Noise:
         return (self.x[index], torch.tensor(index % 3)) if self.labels else self.x[index]
 
 
+class Doubled:
+    """A data set in float64, for the reference."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        return (item[0].double(), item[1]) if isinstance(item, tuple) else item.double()
+
+
 def kept(folder: Path) -> dict[str, Any]:
     """The state of the artefact in a folder; nothing where there is none yet."""
     path = Path(folder) / "artefact.json"

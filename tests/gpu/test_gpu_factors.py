@@ -14,6 +14,7 @@ from gpu_models import EDM, SHAPE, Awkward, Blots, denoiser, dit, draws, off
 from torch import Tensor, nn
 
 import wherefrom
+from helpers import Doubled
 from wherefrom.attribution.agreement import spearman
 from wherefrom.diffusion.draws import independent_draw
 from wherefrom.factors import capture
@@ -27,20 +28,6 @@ from wherefrom.running.memory import InChunks
 
 CPU = torch.device("cpu")
 FP32: dict[str, Any] = {"precision": "fp32"}
-
-
-class Doubled:
-    """A data set in float64, for the reference."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        item = self.dataset[index]
-        return (item[0].double(), item[1]) if isinstance(item, tuple) else item.double()
 
 
 class Passes:

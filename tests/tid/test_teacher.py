@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 import wherefrom
-from helpers import PROCESSES, Noise, contents, kept, small_dit, stirred
+from helpers import PROCESSES, Doubled, Noise, contents, kept, small_dit, stirred
 from wherefrom.artefacts import files
 from wherefrom.attribution.top import TopK
 from wherefrom.factors import kernel
@@ -27,20 +27,6 @@ from wherefrom.reference import Reference
 from wherefrom.tid import teacher
 
 EDM = wherefrom.EDM()
-
-
-class Doubled:
-    """A data set in float64, for the reference."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        item = self.dataset[index]
-        return (item[0].double(), item[1]) if isinstance(item, tuple) else item.double()
 
 
 class UNet(nn.Module):

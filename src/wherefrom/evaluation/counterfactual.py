@@ -279,11 +279,6 @@ class Study:
         identity = {**self._identity(prepared.about), "part": [part, parts]}
         kept = self.files.claim_scores(name, prepared.settings, identity, (part, parts))
         if not kept.state:
-            if not prepared.fit()[0].query_by_query:
-                raise WherefromError(
-                    f"the scores of {name} may depend on the queries asked together: they cannot "
-                    "be computed in parts"
-                )
             scores, seconds = self._computed(prepared, slice(part, None, parts))
             kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
 
@@ -295,6 +290,11 @@ class Study:
         """The scores of some queries, and the seconds that fitting and scoring took."""
         queries, dataset = self.conditioned()[some], self.setup.dataset
         attributor, fitting = prepared.fit()
+        if len(queries) < self.queries and not attributor.query_by_query:
+            raise WherefromError(
+                f"the scores of {type(attributor).__name__} may depend on the queries asked "
+                "together: they cannot be computed in parts"
+            )
         started = time.monotonic()
         scores = attributor.scores(queries, dataset, self._batch_size)
         return scores, {"fit": fitting, "score": time.monotonic() - started}
