@@ -156,7 +156,7 @@ def main() -> None:
     data: Any = noise_images(2 * batch, shape)
     x = data[:batch].to(device())
     denoiser, draws = wherefrom.Denoiser(network, process), wherefrom.Draws(process, shape)
-    learner = Learner(Embedder(Taps(denoiser).shapes(x[:1], None), dim, hidden)).to(device())
+    learner = Learner(Embedder(Taps(denoiser, shape).shapes(x[:1], None), dim, hidden)).to(device())
     tide = wherefrom.TIDE(denoiser, draws, copy.deepcopy(learner.embedder))
     report = Report(arguments.out, machine=machine())
     in_turns = Clock(report, arguments.repeats)

@@ -145,7 +145,9 @@ def main() -> None:
             continue
         started = time.perf_counter()
         if steps == 0:  # what the activations say before anything was learned
-            embedder = Embedder(Taps(denoiser).shapes(queries, None), arguments.width)
+            embedder = Embedder(
+                Taps(denoiser, tid.draws.shape).shapes(queries, None), arguments.width
+            )
             tide = wherefrom.TIDE(denoiser, tid.draws, embedder)
         else:
             how = {"lr": arguments.lr, "dim": arguments.width, "batch_size": BATCH}

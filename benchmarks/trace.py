@@ -41,7 +41,7 @@ class Recorder:
     """
 
     def __init__(self, bank: wherefrom.Bank, tide: wherefrom.TIDE) -> None:
-        self.bank, self.tide, self._taps = bank, tide, Taps(tide.denoiser)
+        self.bank, self.tide, self._taps = bank, tide, Taps(tide.denoiser, tide.draws.shape)
         self.seen: list[tuple[float, Tensor, Tensor]] = []
 
     @contextmanager

@@ -8,6 +8,7 @@ from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
 from .diffusion.sampling import sample
 from .diffusion.training import train
 from .errors import WherefromError
+from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
 from .tid.teacher import TID
 from .tide.bank import Bank
@@ -27,7 +28,10 @@ __all__ = [
     "Denoiser",
     "Draw",
     "Draws",
+    "Factors",
     "FlowMatching",
+    "LayerKind",
+    "Part",
     "Preset",
     "Process",
     "VPrediction",
@@ -36,6 +40,7 @@ __all__ = [
     "data",
     "evaluation",
     "lambda_rank_loss",
+    "layer_kind",
     "models",
     "preset",
     "sample",

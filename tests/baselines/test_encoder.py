@@ -541,7 +541,7 @@ def mean_cosines(
     for draw in draws:
         pooled = []
         for x, cond in zip((one, other), conds or (None, None), strict=True):
-            with torch.no_grad(), listening(Taps(denoiser)) as streams:
+            with torch.no_grad(), listening(Taps(denoiser, (1, 8, 8))) as streams:
                 denoiser(denoiser.process.add_noise(x, draw.sigma, draw.noise), draw.sigma, cond)
             assert all(stream.ndim in (3, 4) for stream in streams)
             pooled.append(

@@ -24,7 +24,7 @@ DRAWS = 4
 
 def untaught(model: wherefrom.Denoiser) -> wherefrom.TIDE:
     """A student that has learned nothing, the same on every device."""
-    shapes = Taps(model).shapes(Blots(1).x.to(model.device), None)
+    shapes = Taps(model, Blots(1).x.shape[1:]).shapes(Blots(1).x.to(model.device), None)
     with torch.random.fork_rng():
         torch.manual_seed(4)
         embedder = Embedder(shapes, dim=32, hidden=32, heads=2)

@@ -78,7 +78,7 @@ def test_a_transformers_stream_is_the_sum_of_its_blocks_outputs() -> None:
     for block in network.blocks:
         block.register_forward_hook(lambda module, arguments, output: seen.append(output.detach()))
     denoiser = wherefrom.Denoiser(network, wherefrom.EDM())
-    with torch.no_grad(), listening(Taps(denoiser)) as streams:
+    with torch.no_grad(), listening(Taps(denoiser, (1, 8, 8))) as streams:
         denoiser(torch.randn(3, 1, 8, 8), 1.0)
     assert len(streams) == 1
     torch.testing.assert_close(streams[0], seen[0] + seen[1])
@@ -103,7 +103,7 @@ def test_a_stream_is_what_the_block_put_out_whatever_the_network_does_with_it_la
     network = Doubler()
     denoiser = wherefrom.Denoiser(network, wherefrom.EDM(), blocks=["down", "up"])
     x = torch.randn(2, 1, 8, 8)
-    with torch.no_grad(), listening(Taps(denoiser)) as streams:
+    with torch.no_grad(), listening(Taps(denoiser, (1, 8, 8))) as streams:
         denoiser(x, 1.0)
     assert [tuple(stream.shape) for stream in streams] == [(2, 4, 4, 4), (2, 1, 8, 8)]
     torch.testing.assert_close(streams[0], network.down(x).detach())
@@ -113,7 +113,7 @@ def test_listening_leaves_no_hook_behind() -> None:
     network = small_dit()
     with (
         pytest.raises(RuntimeError, match="stop"),
-        listening(Taps(wherefrom.Denoiser(network, wherefrom.EDM()))),
+        listening(Taps(wherefrom.Denoiser(network, wherefrom.EDM()), (1, 8, 8))),
     ):
         raise RuntimeError("stop")
     assert not any(module._forward_hooks for module in network.modules())

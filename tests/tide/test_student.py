@@ -55,7 +55,7 @@ def test_the_teachers_matrix_and_the_activations_come_from_one_pass() -> None:
     assert len(evaluations) == 1
     handle.remove()
     torch.testing.assert_close(tau, tid.pairwise(x, draw))
-    with torch.no_grad(), listening(Taps(tid.denoiser)) as alone:
+    with torch.no_grad(), listening(Taps(tid.denoiser, tid.draws.shape)) as alone:
         tid.denoiser(tid.denoiser.process.add_noise(x, draw.sigma, draw.noise), draw.sigma)
     torch.testing.assert_close(streams, alone)
 
@@ -226,7 +226,7 @@ def test_embedding_at_some_draws_is_slicing() -> None:
 def test_an_embedding_is_the_embedder_applied_to_the_noised_images_activations() -> None:
     tide, x = distilled(teacher()), Noise(4).x
     draw = tide.draws[1]
-    with torch.no_grad(), listening(Taps(tide.denoiser)) as streams:
+    with torch.no_grad(), listening(Taps(tide.denoiser, tide.draws.shape)) as streams:
         tide.denoiser(tide.denoiser.process.add_noise(x, draw.sigma, draw.noise), draw.sigma)
     torch.testing.assert_close(tide.embed(x)[:, 1], tide.embedder(streams), rtol=1e-4, atol=1e-5)
 

@@ -75,7 +75,7 @@ def test_without_alignment_the_hits_are_the_mean_over_the_steps(bank: wherefrom.
     total = torch.zeros(3, 30)
     for m, (x, sigma) in enumerate(seen):  # six draws and six steps share one grid
         assert float(sigma) == pytest.approx(float(draws.sigmas[m]))
-        taps = streams.Taps(denoiser)
+        taps = streams.Taps(denoiser, (1, 8, 8))
         with torch.no_grad(), streams.listening(taps):
             denoiser(x, sigma)
         total += bank.at_draw(m, bank.student.vectors(taps.streams)) / 6

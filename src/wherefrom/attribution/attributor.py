@@ -17,6 +17,7 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..data.items import Cond, Dataset, item_shape, length, read
 from ..errors import WherefromError
+from ..running.modes import outside_inference
 from .result import Attribution
 from .top import TopK
 
@@ -56,6 +57,7 @@ class Attributor(ABC):
         """What came of the fit and is worth knowing, for an attribution to carry."""
         return {}
 
+    @outside_inference
     def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
         """Every query with every training image, [Q, N], float32 on the CPU."""
         result = torch.empty(len(queries), length(dataset))
@@ -63,6 +65,7 @@ class Attributor(ABC):
             result[:, start : start + scores.shape[1]] = scores.cpu()
         return result
 
+    @outside_inference
     def attribute(
         self, queries: Tensor | Dataset, dataset: Dataset, top_k: int = 8, batch_size: int = 64
     ) -> Attribution:

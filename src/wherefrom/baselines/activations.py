@@ -24,7 +24,7 @@ class Activations:
 
     def __init__(self, denoiser: Denoiser, draws: Draws) -> None:
         self.denoiser, self.draws = denoiser, draws
-        self._taps = Taps(denoiser)
+        self._taps = Taps(denoiser, draws.shape)
 
     def __call__(self, x: Tensor, cond: Cond = None) -> Tensor:
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
@@ -48,12 +48,13 @@ class Activations:
             listening(self._taps) as streams,
         ):
             self.denoiser(x_sigma, sigma, map_cond(cond, lambda value: value[item]))
+        self._taps.check(streams, len(x_sigma))
         tokens = [s if s.ndim == 3 else s.flatten(2).transpose(1, 2) for s in streams]
         return torch.cat([stream.mean(1) for stream in tokens], 1)
 
     def identity(self) -> dict[str, Any]:
         """What the activations depend on."""
-        drawn = {"draws": self.draws.fingerprint(), "blocks": list(self.denoiser.blocks)}
+        drawn = {"draws": self.draws.fingerprint(), **self.denoiser.tapped}
         return {"encoder": "activations", **self.denoiser.identity(), **drawn}
 
     @property

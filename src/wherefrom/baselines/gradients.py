@@ -22,6 +22,7 @@ from ..errors import WherefromError
 from ..factors.probe import Precision, Probe, Role, Target
 from ..factors.sketch import DIM, SIDE, Sketch, sketch_width
 from ..layers.kinds import Factors, Part
+from ..running.modes import outside_inference
 from ..search.store import VectorStore
 from .ridge import Regularisation, Ridge
 
@@ -88,6 +89,7 @@ class ProjectedGradients(Attributor):
             dim = min(DIM, sketch_width(self._probe.parts, side))
         return Sketch(self._probe.parts, dim, seed, side)
 
+    @outside_inference
     def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """Project every training image's gradients, and invert their kernel."""
         self._probe.prepare(batch_size, length(dataset))
@@ -103,6 +105,7 @@ class ProjectedGradients(Attributor):
                 batch_size=batch_size,
                 label=label,
             )
+        self._probe.warn_of_silent_layers()
         device, dim = self.denoiser.device, self._sketch.dim
         self._ridge = Ridge(self._features, len(self._store), dim, self._regularisation, device)
         return self

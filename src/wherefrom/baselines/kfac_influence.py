@@ -101,7 +101,7 @@ class KFACInfluence(Attributor):
                         )
                     scores[some, places.start : places.stop] = found.cpu()
                     progress.update(len(places) * len(self.draws))
-            yield 0, scores
+        yield 0, scores
 
     def _prepare(self, x: Tensor, cond: Cond, first: int) -> dict[str, Side]:
         """The queries' gradients, averaged over their draws and preconditioned, part by part."""

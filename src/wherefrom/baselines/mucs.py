@@ -28,6 +28,7 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
 from ..running.memory import InChunks
+from ..running.modes import outside_inference
 from ..search.store import VectorStore
 from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
 
@@ -90,6 +91,7 @@ class MUCS(Attributor):
         self._fast = False
         self._fitted: _Fitted | None = None
 
+    @outside_inference
     def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
         """The original network's losses of every training image; `store`: a folder to keep them and
         those of queries in.

@@ -2,28 +2,41 @@
 knows of a model.
 
 It never changes the network: mode, flags, hooks, parameters and random state are afterwards what
-they were before.
+they were before. Threads take turns at it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..artefacts.identity import fingerprint
-from ..data.items import Cond
+from ..data.items import Cond, map_cond
 from ..errors import WherefromError
-from ..layers.discovery import find_blocks, find_layers, named
+from ..layers.discovery import (
+    check_gradients,
+    find_blocks,
+    find_layers,
+    frozen_layers,
+    named,
+    shared,
+    trainable,
+)
+from ..layers.kinds import own_parameters
 from .draws import Draws
 from .process import Process
+from .turns import turn
 
 Call = Callable[[nn.Module, Tensor, Tensor, Cond], Tensor]
 Watcher = Callable[[Tensor, Tensor, Cond, Tensor], None]  # of x_sigma, sigma, cond and output
+Layout = Literal["channels_first", "channels_last"]
 
 
 class Coverage(NamedTuple):
@@ -43,16 +56,20 @@ class Denoiser:
     """`denoiser(x_sigma, sigma, cond)` gives the network's output in its process's
     parameterisation.
 
+    Names may be patterns: `*` stops at dots, `**` crosses them.
+
     Args:
         network: any module.
         process: what the network predicts, and at which noise levels.
         call: `call(network, x_sigma, sigma, cond)` adapts any signature; sigma comes as [B]. By
             default the network is called as `network(x_sigma, sigma)`, with the condition as third
             argument where there is one.
-        blocks: names (or shell patterns) of the modules whose outputs TIDE sums; None: found by
-            itself.
-        layers: names (or shell patterns) of the layers TID tracks; None: all linears and
-            convolutions.
+        blocks: names of the modules whose outputs TIDE sums; None: found by itself. A dict says
+            which element of a block's output is the image's: `{"blocks.*": 1}`.
+        layers: names of the layers TID tracks; "trainable": those whose parameters require
+            gradients, as after a LoRA fine-tune; None: all linears and convolutions.
+        exclude: names of layers and blocks that are left out, found or named.
+        layout: where the blocks' outputs have their features; None: found by their shapes.
     """
 
     def __init__(
@@ -60,39 +77,97 @@ class Denoiser:
         network: nn.Module,
         process: Process,
         call: Call | None = None,
-        blocks: Sequence[str] | None = None,
-        layers: Sequence[str] | None = None,
+        blocks: Sequence[str] | Mapping[str, int | str] | None = None,
+        layers: Sequence[str] | Literal["trainable"] | None = None,
+        exclude: Sequence[str] | None = None,
+        *,
+        layout: Layout | None = None,
     ) -> None:
-        if not isinstance(network, nn.Module):
-            raise WherefromError(
-                f"a denoiser wraps a torch.nn.Module, not {type(network).__name__}"
-            )
+        check_network(network)
         if not isinstance(process, Process):
             raise WherefromError(
                 f"{process!r} is no process: give wherefrom.EDM(), DDPM, VPrediction or "
                 "FlowMatching"
             )
-        self.network, self.process = network, process
+        if call is not None and not callable(call):
+            raise WherefromError(
+                f"call is a function of network, x_sigma, sigma and cond, not {call!r}"
+            )
+        if layout not in (None, "channels_first", "channels_last"):
+            raise WherefromError(
+                f"layout is {layout!r}; choose 'channels_first' or 'channels_last'"
+            )
+        self.network, self.process, self.layout = network, process, layout
         self.call: Call = call or call_plainly
-        self._blocks = None if blocks is None else named(network, blocks, "blocks")
-        self._layers = None if layers is None else named(network, layers, "layers")
+        self._excluded = {} if exclude is None else named(network, exclude, "exclude")
+        self._elements = dict(blocks) if isinstance(blocks, Mapping) else {}
+        self._blocks = None if blocks is None else named(network, list(blocks), "blocks")
+        with turn(network):  # while somebody evaluates it, its flags are not its own
+            chosen: Sequence[str] | None = None
+            if layers == "trainable":
+                chosen = trainable(network, find_layers(network))
+            elif layers is not None:
+                chosen = list(named(network, layers, "layers"))
+            self.idle = () if layers is not None else frozen_layers(network)
+        self._layers = chosen
+        self.chosen = layers is not None or exclude is not None  # what is tracked, by the caller
         self._frozen = False
-        self._watchers: list[Watcher] = []
+        self._ran: set[str] | None = None  # layers that took part in a pass
+        self._watchers: list[tuple[int, Watcher]] = []
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """The names of the modules whose outputs are the residual stream."""
-        return self._blocks or find_blocks(self.network)
+        found = self._blocks or find_blocks(self.network)
+        blocks = tuple(name for name in found if name not in self._excluded)
+        if not blocks:
+            raise WherefromError("exclude leaves no block: name others with blocks=[...]")
+        return blocks
+
+    @cached_property
+    def elements(self) -> dict[str, int | str]:
+        """Which element of its output is the image's, of the blocks of which that was said."""
+        patterns = self._blocks or {}
+        return {name: self._elements[patterns[name]] for name in self.blocks if self._elements}
+
+    @property
+    def tapped(self) -> dict[str, Any]:
+        """What the streams of its blocks depend on, beside the network."""
+        said = {name: self.elements.get(name) for name in self.blocks}
+        return {"blocks": said, "layout": self.layout}
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """The names of the tracked layers."""
-        layers = self._layers or find_layers(self.network)
-        if not layers:
+        """The names of the tracked layers; modules that share their parameters are one layer."""
+        return tuple(name for name, first in self.modules.items() if name == first)
+
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """Every module whose gradients are tracked, and the layer it counts as: itself, or the
+        first that has the same parameters.
+        """
+        found = find_layers(self.network) if self._layers is None else self._layers
+        chosen = [name for name in found if name not in self._excluded]
+        check_gradients(self.network, chosen)
+        if not chosen:
+            kind = type(self.network).__name__
             raise WherefromError(
-                f"{type(self.network).__name__} has no linear layer and no convolution to track"
+                f"exclude leaves no layer of {kind} to track"
+                if found
+                else f"{kind} has no trainable linear layer or convolution: leave layers out to "
+                "track the frozen ones"
+                if self._layers is not None
+                else f"{kind} has no linear layer and no convolution to track: for layers of other "
+                "classes register a kind with wherefrom.layer_kind"
             )
-        return layers
+        modules = shared(self.network, chosen)
+        for name, first in modules.items():
+            if name in self._excluded or first in self._excluded:
+                raise WherefromError(
+                    f"{name} and {first} share their parameters, and exclude names one of them: "
+                    "leave out both, or none"
+                )
+        return modules
 
     @property
     def device(self) -> torch.device:
@@ -100,22 +175,28 @@ class Denoiser:
         tensor = next(self.network.parameters(), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the images that the network takes: that of its first floating-point parameter."""
+        return dtype_of(self.network)
+
     def __call__(self, x_sigma: Tensor, sigma: Tensor | float, cond: Cond = None) -> Tensor:
         """The output at noised images x_sigma [B, C, H, W] and noise level sigma, [] or [B]: same
         shape as x_sigma.
         """
         level = self.process.check(sigma)
         with self.frozen():
-            output = self.call(self.network, x_sigma, self.sigma_for(x_sigma, level), cond)
-        if output.shape != x_sigma.shape:
-            raise WherefromError(
-                f"{type(self.network).__name__} made {tuple(output.shape)} of "
-                f"{tuple(x_sigma.shape)}; "
-                "an output has its input's shape: adapt the network with call="
-            )
-        for watcher in self._watchers:
-            watcher(x_sigma, level, cond, output)
+            output = self.evaluate(x_sigma, self.sigma_for(x_sigma, level), cond)
+        mine = threading.get_ident()
+        for owner, watcher in list(self._watchers):
+            if owner == mine:
+                watcher(x_sigma, level, cond, output)
         return output
+
+    def evaluate(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """The network's output at sigma [B], checked; to be asked for inside `frozen`."""
+        output = self.call(self.network, x_sigma, sigma, map_cond(cond, _given))
+        return checked_output(self.network, output, x_sigma)
 
     def check_draws(self, draws: Draws) -> None:
         """Refuse draws of another process."""
@@ -127,12 +208,13 @@ class Denoiser:
 
     @contextlib.contextmanager
     def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Inside, `watcher` is told of every evaluation, once it is done."""
-        self._watchers.append(watcher)
+        """Inside, `watcher` is told of every evaluation by this thread, once it is done."""
+        entry = (threading.get_ident(), watcher)
+        self._watchers.append(entry)
         try:
             yield
         finally:
-            self._watchers.remove(watcher)
+            self._watchers.remove(entry)
 
     def sigma_for(self, x_sigma: Tensor, sigma: Tensor | float) -> Tensor:
         """sigma as the network takes it: checked, one for each image, where the images are."""
@@ -147,29 +229,30 @@ class Denoiser:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Evaluation mode and no parameter gradients inside; on leaving, everything is what
-        it was.
+        """This thread's turn at the network: evaluation mode and no parameter gradients inside; on
+        leaving, everything is what it was.
         """
-        if self._frozen:
-            yield
-            return
-        modes = [(module, module.training) for module in self.network.modules()]
-        flags = [(parameter, parameter.requires_grad) for parameter in self.network.parameters()]
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            try:
-                self._frozen = True
-                for module, _ in modes:
-                    module.training = False
-                for parameter, _ in flags:
-                    parameter.requires_grad_(False)
+        with turn(self.network):
+            if self._frozen:
                 yield
-            finally:
-                self._frozen = False
-                for module, mode in modes:
-                    module.training = mode
-                for parameter, flag in flags:
-                    parameter.requires_grad_(flag)
+                return
+            modes = [(module, module.training) for module in self.network.modules()]
+            flags = [(one, one.requires_grad) for one in self.network.parameters()]
+            devices = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=devices):
+                try:
+                    self._frozen = True
+                    for module, _ in modes:
+                        module.training = False
+                    for parameter, _ in flags:
+                        parameter.requires_grad_(False)
+                    yield
+                finally:
+                    self._frozen = False
+                    for module, mode in modes:
+                        module.training = mode
+                    for parameter, flag in flags:
+                        parameter.requires_grad_(flag)
 
     def identity(self) -> dict[str, str]:
         """What all that is computed with this model depends on: its class, weights and process, as
@@ -181,12 +264,36 @@ class Denoiser:
             "process": fingerprint(self.process),
         }
 
+    def ran(self, layers: set[str]) -> None:
+        """Note that these layers took part in a pass."""
+        self._ran = layers | (self._ran or set())
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The tracked layers that took part in no pass so far; none before the first."""
+        return () if self._ran is None else tuple(n for n in self.layers if n not in self._ran)
+
     def coverage(self) -> Coverage:
-        """The share of the parameters that is tracked, and what is left out, by name."""
-        sizes = {name: parameter.numel() for name, parameter in self.network.named_parameters()}
-        tracked = {f"{layer}.{name}" for layer in self.layers for name in ("weight", "bias")}
-        left_out = {name: size for name, size in sizes.items() if name not in tracked}
-        return Coverage(1 - sum(left_out.values()) / sum(sizes.values()), left_out)
+        """The share of the parameters that is tracked, and what is left out, by name.
+
+        Before the first pass all tracked layers count; from then on those that are not silent.
+        """
+        silent, modules = self.silent, dict(self.network.named_modules())
+        tracked = {
+            id(parameter)
+            for layer in self.layers
+            if layer not in silent
+            for parameter in own_parameters(modules[layer]).values()
+        }
+        given = dict(self.network.named_parameters())
+        left_out = {name: one.numel() for name, one in given.items() if id(one) not in tracked}
+        total = sum(parameter.numel() for parameter in given.values())
+        return Coverage(1 - sum(left_out.values()) / total, left_out)
+
+
+def _given(condition: Tensor) -> Tensor:
+    """A condition as it is given: whatever it was computed by is not part of the network."""
+    return condition.clone() if condition.is_inference() else condition.detach()
 
 
 def call_plainly(
@@ -198,3 +305,59 @@ def call_plainly(
     return (
         network(x_sigma, sigma, **extra) if cond is None else network(x_sigma, sigma, cond, **extra)
     )
+
+
+def check_network(network: Any) -> None:
+    """Refuse what cannot be evaluated and differentiated as it is."""
+    if not isinstance(network, nn.Module):
+        raise WherefromError(f"a denoiser wraps a torch.nn.Module, not {type(network).__name__}")
+    for name, module in network.named_modules():
+        # hooks of a compiled module are those that it was compiled with
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise WherefromError(
+                f"{name or type(network).__name__} went through torch.compile, which does not "
+                "let its layers be followed: give the network as it was before (`_orig_mod` of "
+                "the compiled one); passes are compiled where that pays"
+            )
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(tensor):
+            raise WherefromError(
+                f"{name} has no shape yet, as its lazy layer has never run: run the network once"
+            )
+        if tensor.is_inference():
+            raise WherefromError(
+                f"{name} was made inside torch.inference_mode and can take part in no gradient: "
+                "make or load the network outside of it"
+            )
+
+
+def checked_output(network: nn.Module, output: Any, x_sigma: Tensor) -> Tensor:
+    """A network's output, once it is clear that it is one number for each of x_sigma [B, ...]."""
+    kind, wanted = type(network).__name__, tuple(x_sigma.shape)
+    if isinstance(output, Tensor):
+        if output.shape == x_sigma.shape:
+            return output
+        raise WherefromError(
+            f"{kind} made {tuple(output.shape)} of {wanted}; an output has its input's shape: "
+            "adapt the network with call="
+        )
+    inside: dict[Any, Any] = {}
+    if isinstance(output, Mapping):
+        inside = dict(output)
+    elif isinstance(output, tuple | list):
+        inside = dict(enumerate(output))
+    fitting = [
+        key for key, one in inside.items() if isinstance(one, Tensor) and one.shape == x_sigma.shape
+    ]
+    way = f"[{fitting[0]!r}]" if fitting else "..."
+    raise WherefromError(
+        f"{kind} returned {type(output).__name__}, not a tensor of shape {wanted}: adapt it with "
+        f"call=lambda network, x, sigma, cond: network(x, sigma){way}"
+    )
+
+
+def dtype_of(network: nn.Module) -> torch.dtype:
+    """Of a network's first floating-point parameter."""
+    kinds = (parameter.dtype for parameter in network.parameters())
+    floating = (kind for kind in kinds if kind.is_floating_point and kind.itemsize > 1)
+    return next(floating, torch.get_default_dtype())

@@ -23,16 +23,19 @@ from ..artefacts.identity import fingerprint
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, Viewed, length, map_cond
 from ..errors import WherefromError
+from ..running.modes import outside_inference
 from .batches import Feed, Order, kept_indices
 from .denoiser import Call, call_plainly
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
 from .training import check_enough, check_takes_bit, device_of, resumed
+from .turns import turn
 
 # cuDNN's attention cannot be both batched over networks and compiled
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
+@outside_inference
 def train_together(
     network: nn.Module,
     process: Process,
@@ -61,8 +64,9 @@ def train_together(
     for one in kept:
         check_enough(one, count, settings.batch_size)
     device = device_of(network)
-    model, average = Stack(network, len(kept)), Stack(network, len(kept))
-    run = _Together(network, model, average, process, settings, call or call_plainly, device)
+    with turn(network):  # while somebody evaluates it, its flags are not its own
+        model, average = Stack(network, len(kept)), Stack(network, len(kept))
+        run = _Together(network, model, average, process, settings, call or call_plainly, device)
     checkpoint, start = None, 0
     if store is not None:
         identity = {

@@ -18,12 +18,15 @@ from ..artefacts.identity import fingerprint
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, length
 from ..errors import WherefromError
+from ..running.modes import outside_inference
 from .batches import Feed, Order, kept_indices
 from .denoiser import Call, call_plainly
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
+from .turns import turn
 
 
+@outside_inference
 def train(
     network: nn.Module,
     process: Process,
@@ -79,7 +82,8 @@ def train(
     kept = kept_indices(keep, count)
     check_enough(kept, count, batch_size)
     device = device_of(network)
-    model, average = copy.deepcopy(network).train(), copy.deepcopy(network).eval()
+    with turn(network):  # while somebody evaluates it, its flags are not its own
+        model, average = copy.deepcopy(network).train(), copy.deepcopy(network).eval()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WherefromError(f"{type(network).__name__} has no parameter to train: all are frozen")
     forward = call or call_plainly

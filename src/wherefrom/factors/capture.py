@@ -8,8 +8,7 @@ output and the gradient taken with respect to the zeros, all in one graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -21,9 +20,12 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
 from ..layers.kinds import Factors, LayerKind, Part, kind_of
+from .calls import Calls, batch_first, given, hooked, unfolded
+from .sight import Place, Sight, look
 
 Consume = Callable[[Part, Factors], None]
 Cotangent = Callable[[Tensor], Tensor]  # of the output: what is back-propagated from it
+Received = Callable[[str, Calls], None]  # a layer whose gradients are all there
 
 
 class Capture:
@@ -31,15 +33,19 @@ class Capture:
 
     def __init__(self, denoiser: Denoiser) -> None:
         self.denoiser = denoiser
+        modules = dict(denoiser.network.named_modules())
+        # a layer may be several modules that share their parameters
+        self._modules = {name: modules[name] for name in denoiser.modules}
         self._layers: dict[str, tuple[nn.Module, LayerKind]] = {}
         self._compiled: _Compiled | None = None
+        self._sights: dict[Any, Sight] = {}
+        self._taps: dict[torch.Size, Taps] = {}
         # layers whose inputs the network changes in place afterwards: they are copied
         self._changed: set[str] = set()
         for name in denoiser.layers:
-            module = denoiser.network.get_submodule(name)
-            kind = kind_of(module)
+            kind = kind_of(modules[name])
             assert kind is not None, name  # the denoiser names only layers that have a kind
-            self._layers[name] = (module, kind)
+            self._layers[name] = (modules[name], kind)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -50,10 +56,6 @@ class Capture:
             for part in kind.parts(name, module)
         )
 
-    @cached_property
-    def _taps(self) -> Taps:
-        return Taps(self.denoiser)
-
     def compile(self, batch: int, dtype: torch.dtype, tapped: bool = False) -> None:
         """From now on, run batches of this size compiled, with inputs handed over in a precision;
         others stay eager.
@@ -61,9 +63,8 @@ class Capture:
         `tapped`: for passes that hand over the blocks' streams as well.
         """
         if self._compiled is None or not self._compiled.takes(batch, tapped):
-            taps = self._taps if tapped else None
             self._compiled = _Compiled(
-                self.denoiser, self._layers, self._changed, taps, batch, dtype
+                self.denoiser, self._modules, self._changed, tapped, batch, dtype
             )
 
     def run(
@@ -80,31 +81,75 @@ class Capture:
 
         Layers come in no particular order; one that the backward pass never reaches does not come.
         """
-        if self._compiled is not None and self._compiled.takes(len(x_sigma), tapped):
-            output, recorded, heard = self._compiled.run(x_sigma, sigma, cond, cotangent)
-            while recorded:
-                name, partial = recorded.popitem()
-                if partial.reached:
-                    self._hand_over(name, partial, consume)
-            return output, heard
-        calls: dict[str, _Calls] = {name: _Calls() for name in self._layers}
+        x_sigma = x_sigma.detach()
+        with self.denoiser.frozen(), torch.enable_grad():
+            sight = self._sight(x_sigma, sigma, cond)
+
+            def received(name: str, calls: Calls) -> None:
+                self._hand_over(name, calls, sight, len(x_sigma), consume)
+
+            compiled = self._compiled
+            if compiled is not None and compiled.takes(len(x_sigma), tapped):
+                output, recorded, heard = compiled.run(x_sigma, sigma, cond, cotangent)
+                while recorded:
+                    name, calls = recorded.popitem()
+                    if calls.reached:
+                        received(name, calls)
+                return output, heard
+            return self._pass(x_sigma, sigma, cond, cotangent, received, sight, tapped)
+
+    def _sight(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Sight:
+        """How the network uses its layers on batches like this one, looked at the first time."""
+        key = (x_sigma.shape[1:], sigma.ndim, _structure(cond))
+        if key not in self._sights:
+
+            def run(
+                x: Tensor, sigma: Tensor, cond: Cond, cotangent: Tensor
+            ) -> tuple[Tensor, dict[str, Calls]]:
+                calls: dict[str, Calls] = {}
+                output, _ = self._pass(x, sigma, cond, lambda _: cotangent, calls.__setitem__)
+                return output, calls
+
+            sight = look(self.denoiser, self._layers, x_sigma, sigma, cond, run)
+            self.denoiser.ran(set(sight.ran))
+            self._sights[key] = sight
+        return self._sights[key]
+
+    def _pass(
+        self,
+        x_sigma: Tensor,
+        sigma: Tensor,
+        cond: Cond,
+        cotangent: Cotangent,
+        received: Received,
+        sight: Sight | None = None,
+        tapped: bool = False,
+    ) -> tuple[Tensor, Streams]:
+        """One eager pass; each layer is received as soon as all of its gradients are there, and at
+        the end those of which some are missing.
+        """
+        calls: dict[str, Calls] = {name: Calls() for name in self._layers}
+        begin: frozenset[Place] = sight.begin if sight else frozenset()
         anchors: list[Tensor] = []
 
-        def entered(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-            def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-                x: Tensor = arguments[0].detach()
+        def entered(module_name: str) -> Callable[..., Tensor | None]:
+            name = self.denoiser.modules[module_name]
+
+            def hook(
+                module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Tensor
+            ) -> Tensor | None:
+                if not torch.is_grad_enabled():
+                    return None  # the network says itself that it has no gradient there
+                x = given(name, arguments, named)
                 x = x.clone() if name in self._changed else x
-                if len(x) != len(x_sigma) or len(output) != len(x_sigma):
-                    raise WherefromError(
-                        f"layer {name} saw a batch of {len(x)}, not of {len(x_sigma)}: its "
-                        "gradients cannot be told apart by "
-                        "sample; leave it out with layers=[...]"
-                    )
                 if not output.requires_grad:
                     # nothing tracked comes before it: the graph begins here
                     anchors.append(output.detach().requires_grad_())
                     output = anchors[-1].clone()  # the network may change it in place
                 place = calls[name].add(x, output.shape)
+                if (name, place) in begin:  # only something from outside comes before it
+                    anchors.append(output)
+                    output = output.clone()
                 output.register_hook(lambda grad: arrived(name, place, grad))
                 return output
 
@@ -112,27 +157,40 @@ class Capture:
 
         def arrived(name: str, place: int, grad: Tensor) -> None:
             if calls[name].fill(place, grad.detach()):
-                self._hand_over(name, calls.pop(name), consume)
+                received(name, calls.pop(name))
 
-        with self.denoiser.frozen(), torch.enable_grad():
-            with _hooked(self._layers, entered), listening(self._taps if tapped else None) as heard:
-                output = self.denoiser(x_sigma.detach(), sigma, cond)
-            changed = {name for name, record in calls.items() if record.changed}
-            if changed:  # what was kept is no longer what the layer saw: once more, with copies
-                self._changed |= changed
-                return self.run(x_sigma, sigma, cond, cotangent, consume, tapped)
-            if not anchors:
-                raise WherefromError("no tracked layer took part in the network's forward pass")
+        shape = x_sigma.shape[1:]
+        if tapped and shape not in self._taps:
+            self._taps[shape] = Taps(self.denoiser, shape)
+        taps = self._taps[shape] if tapped else None
+        with hooked(self._modules, entered), listening(taps) as heard:
+            output = self.denoiser(x_sigma, sigma, cond)
+        changed = {name for name, record in calls.items() if record.changed}
+        if changed:  # what was kept is no longer what the layer saw: once more, with copies
+            self._changed |= changed
+            return self._pass(x_sigma, sigma, cond, cotangent, received, sight, tapped)
+        if anchors and output.requires_grad:
             torch.autograd.grad(output, anchors, cotangent(output.detach()), allow_unused=True)
         # a call that the output does not depend on has a gradient of zero
         for name, partial in calls.items():
-            if partial.reached:
-                self._hand_over(name, partial, consume)
+            if partial.reached or sight is None:
+                received(name, partial)
         return output.detach(), heard
 
-    def _hand_over(self, name: str, calls: _Calls, consume: Consume) -> None:
+    def _hand_over(
+        self, name: str, calls: Calls, sight: Sight, batch: int, consume: Consume
+    ) -> None:
         module, kind = self._layers[name]
-        each = [kind.factors(module, x, grad) for x, grad in calls.complete()]
+        each = []
+        for place, (x, grad) in enumerate(calls.complete()):
+            fold = sight.folds.get((name, place), "plain")
+            rows, grads = (batch_first(side, fold) for side in (x, grad))
+            if len(rows) % batch or (fold == "plain" and len(rows) != batch):
+                raise WherefromError(
+                    f"layer {name} saw {tuple(x.shape)} in a batch of {batch}, which is not how "
+                    f"it was called at first: leave it out with exclude=[{name!r}]"
+                )
+            each.append([unfolded(f, fold, batch) for f in kind.factors(module, rows, grads)])
         for part, *several in zip(kind.parts(name, module), *each, strict=True):
             consume(part, _together(several))
 
@@ -143,14 +201,15 @@ class _Compiled:
     def __init__(
         self,
         denoiser: Denoiser,
-        layers: dict[str, tuple[nn.Module, LayerKind]],
+        modules: Mapping[str, nn.Module],
         changed: set[str],
-        taps: Taps | None,
+        tapped: bool,
         batch: int,
         dtype: torch.dtype,
     ) -> None:
-        self.denoiser, self._batch, self._layers, self._dtype = denoiser, batch, layers, dtype
-        self._changed, self._taps = changed, taps
+        self.denoiser, self._batch, self._modules, self._dtype = denoiser, batch, modules, dtype
+        self._changed, self._tapped = changed, tapped
+        self._taps: Taps | None = None
         self._names: list[str] = []  # of the layers, call by call
         self._zeros: list[Tensor] = []  # one for each call's output
         self._inputs: list[Tensor] = []
@@ -158,41 +217,46 @@ class _Compiled:
 
     def takes(self, batch: int, tapped: bool) -> bool:
         """Whether it is for passes of this kind."""
-        return (batch, tapped) == (self._batch, self._taps is not None)
+        return (batch, tapped) == (self._batch, self._tapped)
 
     def _forward(
         self, x_sigma: Tensor, sigma: Tensor, cond: Cond, zeros: list[Tensor]
     ) -> tuple[Tensor, list[Tensor], Streams]:
         self._inputs, self._zeros = [], zeros
-        output = self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
+        output = self.denoiser.evaluate(x_sigma, sigma, cond)
         return output, self._inputs, self._taps.streams if self._taps else []
 
     def run(
         self, x_sigma: Tensor, sigma: Tensor, cond: Cond, cotangent: Cotangent
-    ) -> tuple[Tensor, dict[str, _Calls], Streams]:
+    ) -> tuple[Tensor, dict[str, Calls], Streams]:
         """The output, every layer's calls with their gradients, and the streams."""
         sigma = self.denoiser.sigma_for(x_sigma, sigma)
-        with self.denoiser.frozen(), torch.enable_grad():
-            if not self._names:
-                self._measure(x_sigma, sigma, cond)
-            zeros = self._zeros
-            with _hooked(self._layers, self._added), listening(self._taps):
-                output, inputs, streams = self._graph(x_sigma, sigma, cond, zeros)
-            grads = torch.autograd.grad(
-                output, zeros, cotangent(output.detach()), allow_unused=True
-            )
+        if self._tapped and self._taps is None:
+            self._taps = Taps(self.denoiser, x_sigma.shape[1:])
+        if not self._names:
+            self._measure(x_sigma, sigma, cond)
+        zeros = self._zeros
+        with hooked(self._modules, self._added), listening(self._taps):
+            output, inputs, streams = self._graph(x_sigma, sigma, cond, zeros)
+        grads = torch.autograd.grad(output, zeros, cotangent(output.detach()), allow_unused=True)
         self._zeros, self._inputs = zeros, []
-        calls: dict[str, _Calls] = {name: _Calls() for name in self._layers}
+        calls: dict[str, Calls] = {name: Calls() for name in self.denoiser.layers}
         for name, x, zero, grad in zip(self._names, inputs, zeros, grads, strict=True):
             place = calls[name].add(x, zero.shape)
             if grad is not None:
                 calls[name].fill(place, grad)
         return output.detach(), calls, [stream.detach() for stream in streams]
 
-    def _added(self, name: str) -> Callable[..., Tensor]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _added(self, module_name: str) -> Callable[..., Tensor | None]:
+        name = self.denoiser.modules[module_name]
+
+        def hook(
+            module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Tensor
+        ) -> Tensor | None:
+            if not torch.is_grad_enabled():
+                return None
             place = len(self._inputs)
-            x = arguments[0].detach()
+            x = given(name, arguments, named)
             self._inputs.append((x.clone() if name in self._changed else x).to(self._dtype))
             return output + self._zeros[place]
 
@@ -202,12 +266,18 @@ class _Compiled:
         """One eager pass that finds the calls, the shapes of their outputs, and inputs that are
         changed in place.
         """
-        records = {name: _Calls() for name in self._layers}
+        records = {name: Calls() for name in self.denoiser.layers}
 
-        def note(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        def note(module_name: str) -> Callable[..., None]:
+            name = self.denoiser.modules[module_name]
+
+            def hook(
+                module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Tensor
+            ) -> None:
+                if not torch.is_grad_enabled():
+                    return
                 self._names.append(name)
-                records[name].add(arguments[0].detach(), output.shape)
+                records[name].add(given(name, arguments, named), output.shape)
                 # one number spread over the shape: it costs no memory, and its gradient has the
                 # full shape
                 zero = torch.zeros((), dtype=output.dtype, device=output.device)
@@ -215,61 +285,16 @@ class _Compiled:
 
             return hook
 
-        with torch.no_grad(), _hooked(self._layers, note):
-            self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
+        with hooked(self._modules, note):  # nothing requires a gradient: no graph is kept
+            self.denoiser.evaluate(x_sigma, sigma, cond)
         self._changed |= {name for name, record in records.items() if record.changed}
 
 
-@contextmanager
-def _hooked(
-    layers: dict[str, tuple[nn.Module, LayerKind]], hook: Callable[[str], Callable[..., Any]]
-) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook(name)) for name, (module, _) in layers.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _Calls:
-    """The inputs of a layer's calls in one forward pass, and the gradients that have arrived for
-    them.
-    """
-
-    def __init__(self) -> None:
-        self._inputs: list[tuple[Tensor, torch.Size]] = []
-        self._versions: list[int] = []
-        self._grads: dict[int, Tensor] = {}
-
-    @property
-    def reached(self) -> bool:
-        return bool(self._grads)
-
-    def add(self, x: Tensor, output: torch.Size) -> int:
-        self._inputs.append((x, output))
-        self._versions.append(x._version)
-        return len(self._inputs) - 1
-
-    @property
-    def changed(self) -> bool:
-        """Whether an input has been changed in place since it was seen."""
-        return any(
-            x._version != version
-            for (x, _), version in zip(self._inputs, self._versions, strict=True)
-        )
-
-    def fill(self, place: int, grad: Tensor) -> bool:
-        """Take a gradient; whether it was the last one missing."""
-        self._grads[place] = grad
-        return len(self._grads) == len(self._inputs)
-
-    def complete(self) -> list[tuple[Tensor, Tensor]]:
-        """Every call's input and gradient."""
-        return [
-            (x, self._grads[place] if place in self._grads else x.new_zeros(shape))
-            for place, (x, shape) in enumerate(self._inputs)
-        ]
+def _structure(cond: Cond) -> Any:
+    """What a condition looks like: the network may take another way for another one."""
+    if isinstance(cond, dict):
+        return tuple((key, *_structure(value)) for key, value in cond.items())
+    return None if cond is None else (cond.dtype, tuple(cond.shape[1:]))
 
 
 def _together(several: list[Factors]) -> Factors:

@@ -21,6 +21,7 @@ from ..diffusion.draws import resampled_cotangent
 from ..errors import WherefromError
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
+from ..running.modes import outside_inference
 from ..running.progress import bar
 from .kernel import Normalize, Roots, weights
 from .moments import Moments
@@ -96,6 +97,7 @@ class Curvature:
 
     # --- fitting --------------------------------------------------------------------------------
 
+    @outside_inference
     def fit(
         self,
         dataset: Dataset,
@@ -149,6 +151,7 @@ class Curvature:
                     with pace.writing():
                         state = self._state(moments, about, done=done, batch=size)
                         artefact.finish(state, moments=moments.sums)
+        probe.warn_of_silent_layers()
         state = {**artefact.state, "about": dict(about or {})}
         if artefact.state and artefact.state != plain(state):  # fitted before, for other settings
             artefact.commit(state)

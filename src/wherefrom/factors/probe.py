@@ -7,6 +7,7 @@ kernel.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -22,7 +23,7 @@ from ..diffusion.loss import image_losses
 from ..diffusion.process import Process
 from ..diffusion.streams import Streams
 from ..errors import WherefromError
-from ..layers.kinds import Factors, Part
+from ..layers.kinds import Factors, Part, own_parameters
 from .capture import Capture, Consume, Cotangent
 
 Target = Literal["sum", "squared", "loss"]
@@ -91,6 +92,7 @@ class Probe:
         one_of("target", target, get_args(Target))
         if precision not in (None, "bf16", "fp32"):
             raise WherefromError(f"precision is {precision!r}; choose 'bf16' or 'fp32'")
+        _check_precision(denoiser, precision)
         self.denoiser, self.draws = denoiser, draws
         self.target, self.aligned, self.own_level = target, aligned, own_level
         self.bf16 = denoiser.device.type == "cuda" if precision is None else precision == "bf16"
@@ -98,6 +100,37 @@ class Probe:
         self._capture = Capture(denoiser)
         self._image_bytes: int | None = None
         self.parts = self._capture.parts
+        self._warned = False
+        self._warn_of_frozen_layers()
+
+    def _warn_of_frozen_layers(self) -> None:
+        idle, layers = set(self.denoiser.idle), self.denoiser.layers
+        frozen = [name for name in layers if name in idle]
+        if frozen:
+            warnings.warn(
+                f"{len(frozen)} of the {len(layers)} tracked layers are frozen ({frozen[0]}, ...), "
+                'so gradients are not only of what was trained: layers="trainable" tracks that '
+                "alone",
+                stacklevel=4,
+            )
+
+    def warn_of_silent_layers(self) -> None:
+        """Say, once, which tracked layers took part in no pass."""
+        silent = self.denoiser.silent
+        if silent and not self._warned:
+            self._warned = True
+            modules = dict(self.denoiser.network.named_modules())
+            sizes = {
+                name: sum(one.numel() for one in own_parameters(modules[name]).values())
+                for name in self.denoiser.layers
+            }
+            share = sum(sizes[name] for name in silent) / sum(sizes.values())
+            warnings.warn(
+                f"{len(silent)} of the {len(sizes)} tracked layers never ran as modules "
+                f"({', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}), "
+                f"{100 * share:.1f} % of the tracked parameters: they have no part in the scores",
+                stacklevel=4,
+            )
 
     @property
     def about(self) -> dict[str, Any]:
@@ -164,7 +197,7 @@ class Probe:
     @property
     def network_dtype(self) -> torch.dtype:
         """Of the images that the network takes."""
-        return next(self.denoiser.network.parameters()).dtype
+        return self.denoiser.dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -286,6 +319,20 @@ class Probe:
                     )
         raise WherefromError(
             "a score became infinite, though no gradient is: normalize, or raise damping"
+        )
+
+
+def _check_precision(denoiser: Denoiser, precision: Precision | None) -> None:
+    """Refuse weights whose precision cannot carry gradients, or is not the one asked for."""
+    dtype, name = denoiser.dtype, str(denoiser.dtype)[6:]
+    if precision == "fp32" and dtype.itemsize < 4:
+        raise WherefromError(
+            f"precision is 'fp32', but the network's weights are {name}: call network.float() first"
+        )
+    if dtype == torch.float16 and denoiser.device.type != "cuda":
+        raise WherefromError(
+            "the network's weights are float16, whose gradients overflow: call network.float() "
+            "first"
         )
 
 

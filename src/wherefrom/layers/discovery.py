@@ -7,14 +7,14 @@ blocks, a UNet's stages.
 from __future__ import annotations
 
 import difflib
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from ..errors import WherefromError
-from .kinds import kind_of
+from .kinds import kind_of, own_parameters
 
 _CONVOLUTION = (
     nn.Conv1d,
@@ -35,18 +35,108 @@ def find_layers(network: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, kind in kinds if kind is not None and kind.default)
 
 
+def trainable(network: nn.Module, layers: Sequence[str]) -> tuple[str, ...]:
+    """Those of some layers whose parameters require gradients; one of which only some do is
+    refused.
+    """
+    chosen, modules = [], dict(network.named_modules())
+    for name in layers:
+        flags = {
+            key: parameter.requires_grad for key, parameter in own_parameters(modules[name]).items()
+        }
+        if any(flags.values()):
+            if not all(flags.values()):
+                frozen = [key for key, flag in flags.items() if not flag]
+                raise WherefromError(
+                    f"layer {name} is trainable but its {' and '.join(frozen)} frozen, and its "
+                    "parameters are tracked together: name the layers with layers=[...], or leave "
+                    f"it out with exclude=[{name!r}]"
+                )
+            chosen.append(name)
+    return tuple(chosen)
+
+
+def frozen_layers(network: nn.Module) -> tuple[str, ...]:
+    """The layers tracked by default of which no parameter requires a gradient, in a network that
+    has parameters that do.
+    """
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        return ()
+    modules = dict(network.named_modules())
+    return tuple(
+        name
+        for name in find_layers(network)
+        if not any(one.requires_grad for one in own_parameters(modules[name]).values())
+    )
+
+
+def check_gradients(network: nn.Module, layers: Sequence[str]) -> None:
+    """Refuse layers whose weights can have no gradient: those that were quantised."""
+    modules = dict(network.named_modules())
+    for name, module in modules.items():
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized")):
+            raise WherefromError(
+                f"layer {name} is quantised ({type(module).__name__}), and what is quantised has "
+                "no gradient: load the network in float32 or bfloat16"
+            )
+    for name in layers:
+        for key, parameter in own_parameters(modules[name]).items():
+            dtype = parameter.dtype
+            if not dtype.is_floating_point or dtype.itemsize < 2:
+                raise WherefromError(
+                    f"layer {name} has a {key} of {str(dtype)[6:]}, which can have no gradient: "
+                    "load the network in float32 or bfloat16, or leave the layer out with "
+                    f"exclude=[{name!r}]"
+                )
+
+
+def shared(network: nn.Module, layers: Sequence[str]) -> dict[str, str]:
+    """Every layer that is tracked, and the one whose parameters it uses: its own, or those of an
+    earlier layer.
+
+    Modules that share all of their parameters are one layer that is called several times. A
+    parameter that is used by something else as well is refused, since part of its gradient would be
+    missing.
+    """
+    users: defaultdict[int, list[str]] = defaultdict(list)
+    modules = dict(network.named_modules())
+    for name, module in modules.items():
+        if "parametrizations" not in name.split("."):  # they are the layer's own
+            for parameter in own_parameters(module).values():
+                users[id(parameter)].append(name)
+    found: dict[str, str] = {}
+    for layer in layers:
+        module = modules[layer]
+        mine = own_parameters(module)
+        for key, parameter in mine.items():
+            for other in users[id(parameter)]:
+                alike = modules[other]
+                theirs = own_parameters(alike)
+                if kind_of(alike) is not kind_of(module) or {*map(id, theirs.values())} != {
+                    *map(id, mine.values())
+                }:
+                    raise WherefromError(
+                        f"{layer} shares its {key} with {other} but not all of its parameters, so "
+                        "its gradients cannot be told apart: leave it out with "
+                        f"exclude=[{layer!r}]"
+                    )
+                found.setdefault(other, users[id(parameter)][0])
+    return {name: found[name] for name in modules if name in found}
+
+
 def find_blocks(network: nn.Module) -> tuple[str, ...]:
     """The transformer's blocks or the UNet's stages, in the order in which the network holds them.
 
-    The candidates are the outermost composite modules. A transformer's are without convolutions and
-    hold most of what the candidates hold; a UNet's are those with convolutions. A network that is
-    one module in a wrapper is looked for inside it.
+    The candidates are the outermost composite modules that are not called embedders. A
+    transformer's are without convolutions and hold most of what the candidates hold; a UNet's are
+    those with convolutions. A network that is one module in a wrapper is looked for inside it.
     """
     candidates = list(_composites(network))
     if len(candidates) == 1:
         name, inner = candidates[0]
         return tuple(f"{name}.{block}" for block in find_blocks(inner))
 
+    candidates = [(name, module) for name, module in candidates if not _embeds(name, module)]
     stages = tuple(name for name, module in candidates if _holds(module, _CONVOLUTION))
     sizes: defaultdict[type, int] = defaultdict(int)  # of the classes without convolutions
     for name, module in candidates:
@@ -76,6 +166,11 @@ def _composites(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
             yield f"{prefix}{name}", child
 
 
+def _embeds(name: str, module: nn.Module) -> bool:
+    """Whether a module is an embedder, by its name: its output is no image's."""
+    return "embed" in f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
+
+
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
@@ -84,33 +179,63 @@ def _holds(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     return any(isinstance(inner, kinds) for inner in module.modules())
 
 
-def named(network: nn.Module, patterns: Sequence[str], what: str) -> tuple[str, ...]:
-    """The modules that a list of names or shell patterns ('blocks.*.mlp.*') means, each pattern
-    meaning at least one.
+def named(network: nn.Module, patterns: Sequence[str], what: str) -> dict[str, str]:
+    """The modules that a list of names or patterns means, in the network's order, each with the
+    pattern that named it first; each pattern means at least one.
+
+    In a pattern `*` stops at dots and `**` crosses them: 'blocks.*' are the blocks,
+    'blocks.**' is all that is in them.
     """
     if isinstance(patterns, str):
         raise WherefromError(f"{what} is a list of names: write {what}=[{patterns!r}]")
-    names = [name for name, _ in network.named_modules() if name]
-    chosen: dict[str, None] = {}
-    for pattern in patterns:
-        found = [name for name in names if fnmatchcase(name, pattern)]
-        if what == "layers" and any(character in pattern for character in "*?["):
-            found = [name for name in found if kind_of(network.get_submodule(name))]
-        if not found:
-            close = difflib.get_close_matches(pattern, names, n=3)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise WherefromError(
-                f"{what} names {pattern!r}, which matches nothing in {type(network).__name__}{hint}"
-            )
-        chosen.update(dict.fromkeys(found))
-    for name in chosen:
-        if what == "layers" and not kind_of(network.get_submodule(name)):
-            kind = type(network.get_submodule(name)).__name__
-            raise WherefromError(
-                f"layers names {name!r}, a {kind}: only linears, convolutions and norms can be "
-                "tracked"
-            )
-    if not chosen:
+    if not patterns:
         raise WherefromError(f"{what} is an empty list: name at least one module, or leave it out")
-    order = {name: place for place, name in enumerate(names)}
-    return tuple(sorted(chosen, key=order.__getitem__))
+    modules = {name: module for name, module in network.named_modules() if name}
+    names = list(modules)
+    chosen: dict[str, str] = {}
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise WherefromError(f"{what} is a list of names, and {pattern!r} is none")
+        found = [name for name in names if matches(name, pattern)]
+        if what == "layers" and any(character in pattern for character in "*?["):
+            found = [name for name in found if kind_of(modules[name])]
+        if not found:
+            raise WherefromError(
+                f"{what} names {pattern!r}, which matches nothing in "
+                f"{type(network).__name__}{_hint(pattern, names)}"
+            )
+        for name in found:
+            chosen.setdefault(name, pattern)
+    for name in chosen:
+        if what == "layers" and not kind_of(modules[name]):
+            kind = type(modules[name]).__name__
+            raise WherefromError(
+                f"layers names {name!r}, a {kind}: only linears, convolutions, norms and kinds "
+                "registered with wherefrom.layer_kind can be tracked"
+            )
+    return {name: chosen[name] for name in names if name in chosen}
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    if "*" in pattern and "**" not in pattern:
+        wider = pattern.replace("*", "**")
+        if any(matches(name, wider) for name in names):
+            return f"; * stops at dots, {wider!r} crosses them"
+    close = difflib.get_close_matches(pattern, names, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a dotted name is of a pattern: `*` and `?` stop at dots, `**` crosses them."""
+    pieces = re.split(r"(\*\*\.|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    meaning = {"**.": r"(?:.*\.)?", "**": ".*", "*": "[^.]*", "?": "[^.]"}
+    expression = "".join(
+        meaning.get(piece)
+        or (
+            piece.replace("[!", "[^")
+            if piece.startswith("[") and piece.endswith("]")
+            else re.escape(piece)
+        )
+        for piece in pieces
+    )
+    return re.fullmatch(expression, name) is not None

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..errors import WherefromError
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class Factors(NamedTuple):
 class LayerKind(ABC):
     """How the factors of one kind of layer are had from its input and the gradient at
     its output.
+
+    Derive from it and register the class with `layer_kind` to track layers of your own. The first
+    time that a network is seen, the gradients that a kind gives are compared with autograd's, so a
+    kind that is wrong for a layer is refused, not believed.
     """
 
     default = True  # tracked without being named
@@ -70,10 +77,23 @@ _KINDS: list[tuple[tuple[type[nn.Module], ...], LayerKind]] = []
 
 
 def layer_kind(*modules: type[nn.Module]) -> Callable[[type[LayerKind]], type[LayerKind]]:
-    """Register a kind of layer for modules of these classes and their subclasses."""
+    """Register a kind of layer for modules of these classes and their subclasses; of several kinds
+    that fit, the one registered last is taken.
+    """
+    if not modules or not all(
+        isinstance(cls, type) and issubclass(cls, nn.Module) for cls in modules
+    ):
+        raise WherefromError(
+            "layer_kind takes classes of modules: write @wherefrom.layer_kind(MyLinear) above the "
+            "class of the kind"
+        )
 
     def register(kind: type[LayerKind]) -> type[LayerKind]:
-        _KINDS.append((modules, kind()))
+        if not (isinstance(kind, type) and issubclass(kind, LayerKind)):
+            raise WherefromError(
+                f"{kind!r} is no kind of layer: derive it from wherefrom.LayerKind"
+            )
+        _KINDS.insert(0, (modules, kind()))
         return kind
 
     return register
@@ -82,7 +102,21 @@ def layer_kind(*modules: type[nn.Module]) -> Callable[[type[LayerKind]], type[La
 def kind_of(module: nn.Module) -> LayerKind | None:
     """The kind of a layer, or None where it cannot be tracked."""
     found = next((kind for classes, kind in _KINDS if isinstance(module, classes)), None)
-    return found if found and any(True for _ in module.parameters(recurse=False)) else None
+    return found if found and own_parameters(module) else None
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a module itself, by name: not those of modules inside it, but those that
+    its weight is computed from where it is parametrised.
+    """
+    own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+    if is_parametrized(module):
+        inside: Any = module.parametrizations
+        own |= {
+            f"parametrizations.{name}": parameter
+            for name, parameter in inside.named_parameters(remove_duplicate=False)
+        }
+    return own
 
 
 @layer_kind(nn.Linear)

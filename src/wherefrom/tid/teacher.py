@@ -36,6 +36,7 @@ from ..factors.kernel import (
 from ..factors.probe import Health, Precision, Probe, Target, one_of
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
+from ..running.modes import outside_inference
 from ..running.progress import bar
 
 Correction = Literal["residual", "leverage"]
@@ -103,7 +104,7 @@ class TID(Attributor):
         self.probe = Probe(denoiser, draws, target, aligned, precision=precision, compile=compile)
         self.curvature = Curvature(self.probe, curvature, normalize, damping)
         share = denoiser.coverage().share
-        if share < 0.95:
+        if share < 0.95 and not denoiser.chosen:
             warnings.warn(
                 f"only {100 * share:.1f} % of the network's parameters are tracked; "
                 "denoiser.coverage() says what is left out",
@@ -134,10 +135,12 @@ class TID(Attributor):
         x, cond = self.curvature.ready(queries, dataset, batch_size)
         return self._chunks(x, cond, dataset, batch_size)
 
+    @outside_inference
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
         """tau within a batch x [B, C, H, W] at one draw, [B, B], symmetric, on the device."""
         return self._pairwise(x, draw, cond, tapped=False)[0]
 
+    @outside_inference
     def pairwise_and_streams(
         self, x: Tensor, draw: Draw, cond: Cond = None
     ) -> tuple[Tensor, Streams]:
@@ -191,6 +194,7 @@ class TID(Attributor):
                                 progress.update(len(indices[rows]))
                         if not bool(torch.isfinite(tau).all()):
                             probe.diagnose(x, train_cond, [m], "train", indices)
+                probe.warn_of_silent_layers()
                 yield start, tau
 
     def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> dict[str, Side]:

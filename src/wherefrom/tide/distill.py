@@ -27,6 +27,7 @@ from ..diffusion.seeds import seed_of
 from ..diffusion.streams import Streams, Taps
 from ..errors import WherefromError
 from ..running.interrupt import deferred_interrupt
+from ..running.modes import outside_inference
 from ..running.progress import bar
 from ..tid.teacher import TID
 from .embedder import Embedder
@@ -81,6 +82,7 @@ class Learner(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(32.0)))
 
 
+@outside_inference
 def distill(
     tid: TID, dataset: Dataset, settings: Settings, store: Folder | None
 ) -> tuple[Embedder, tuple[Look, ...]]:
@@ -192,7 +194,7 @@ def learn(
 def _fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder:
     """An untrained embedder for the teacher's network, the same for the same seed."""
     x, cond = _batch(tid, dataset, [0])
-    shapes = Taps(tid.denoiser).shapes(x, cond)
+    shapes = Taps(tid.denoiser, tid.draws.shape).shapes(x, cond)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(settings.seed, "embedder", 0))
         return Embedder(shapes, settings.dim, settings.hidden, settings.heads)

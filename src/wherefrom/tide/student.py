@@ -58,7 +58,7 @@ class TIDE(Attributor):
         self.denoiser, self.draws, self.history = denoiser, draws, tuple(history)
         self.embedder = embedder.to(denoiser.device).requires_grad_(False)
         self.dim, self.taught = embedder.dim, dict(taught or {})
-        self._taps = Taps(denoiser)
+        self._taps = Taps(denoiser, draws.shape)
         self._compiled: Any = None
         self._bank: Bank | None = None
         self._in_chunks = InChunks(CHUNK if denoiser.device.type == "cuda" else CHUNK // 8)
@@ -132,11 +132,11 @@ class TIDE(Attributor):
             torch.autocast(x_sigma.device.type, torch.bfloat16, enabled=x_sigma.is_cuda),
             listening(self._taps),
         ):
-            streams = forward(x_sigma, sigma, cond)
+            streams = self._taps.check(forward(x_sigma, sigma, cond), len(x_sigma))
         return self.vectors(streams).float()
 
     def _forward(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Streams:
-        self.denoiser.call(self.denoiser.network, x_sigma, sigma, cond)
+        self.denoiser.evaluate(x_sigma, sigma, cond)
         return self._taps.streams
 
     def index(
@@ -222,6 +222,6 @@ class TIDE(Attributor):
         return {
             **self.denoiser.identity(),
             "draws": self.draws.fingerprint(),
-            "blocks": list(self.denoiser.blocks),
+            **self.denoiser.tapped,
             "student": fingerprint(dict(self.embedder.state_dict())),
         }

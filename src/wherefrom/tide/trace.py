@@ -73,7 +73,7 @@ class Trace:
     def __init__(self, bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> None:
         self.by_step: list[Step] = []  # noisiest first
         self._bank, self._denoiser, self._top_k, self._aligned = bank, denoiser, top_k, aligned
-        self._taps = Taps(denoiser)
+        self._taps = Taps(denoiser, bank.student.draws.shape)
         self._levels = denoiser.process.noise_level(bank.student.draws.sigmas).log()  # [M]
         self._last: Tensor | None = None  # what the network was evaluated at last
         self._sigma: float | None = None
