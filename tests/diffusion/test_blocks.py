@@ -140,6 +140,7 @@ def swin() -> nn.Module:
         (convolution, (3, 48, 48), (2, 12, 12, 12), (2, 12, 12, 12)),
         (convolution1d, (2, 1024), (2, 12, 256), (2, 256, 12)),  # sound
         (attention, (2, 1024), (2, 256, 12), (2, 256, 12)),
+        (attention, (4, 12), (2, 13, 12), (2, 13, 12)),  # sound, one token before it
         (convolution, (4, 5, 32, 32), (2, 12, 5, 32, 32), (2, 12, 5, 32, 32)),  # film
     ],
 )
@@ -172,6 +173,7 @@ class Nested(nn.Module):
         self.time_embed = attention()
         self.pos_embedder = Joint(lambda image, text: image)
         self.transformer_blocks = nn.ModuleList(attention() for _ in range(2))
+        self.modulation = Joint(lambda image, text: image)
         self.heavy = nn.ModuleList(Joint(lambda image, text: image) for _ in range(2))
 
 
@@ -181,7 +183,8 @@ def test_a_star_stops_at_dots_and_two_cross_them():
 
     assert blocks("transformer_blocks.*") == ("transformer_blocks.0", "transformer_blocks.1")
     assert "transformer_blocks.1.2" in blocks("transformer_blocks.**")
-    assert blocks("**.image") == ("pos_embedder.image", "heavy.0.image", "heavy.1.image")
+    images = ("pos_embedder.image", "modulation.image", "heavy.0.image", "heavy.1.image")
+    assert blocks("**.image") == images
     assert blocks("heavy.?") == ("heavy.0", "heavy.1")
     assert blocks("heavy.[!0]") == ("heavy.1",)
     assert blocks("heavy.*", exclude=["heavy.0"]) == ("heavy.1",)

@@ -7,6 +7,7 @@ said with `blocks={name: element}` and `layout=`; what could be either is refuse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,34 +98,45 @@ class Block:
         """Whether a shape can be that of an image's activations: a grid like the image's, or as
         many tokens as a patch size leaves.
         """
-        if len(shape) == 3 and len(self._size) > 1:
-            return _is_patches(self._size, shape[1]) or _is_patches(self._size, shape[2])
-        return _is_grid(self._size, shape[2:]) or _is_grid(self._size, shape[1:-1])
+        if len(shape) < 3:
+            return False
+        last = self._by_shape(shape)
+        first_fits, last_fits = self._fitting(shape)
+        return first_fits or last_fits if last is None else last_fits if last else first_fits
 
     def _features_last(self, shape: tuple[int, ...]) -> bool:
         """Whether the last axis holds the features, and not the second."""
+        last = self._by_shape(shape)
+        if last is None:
+            raise WherefromError(
+                f"block {self.name} makes {shape}, whose features may be second or last: say it "
+                "with layout='channels_first' or layout='channels_last'"
+            )
+        return last
+
+    def _by_shape(self, shape: tuple[int, ...]) -> bool | None:
+        """The same, or None where nothing says it."""
         if self._layout is not None:
             return self._layout == "channels_last"
         second, last = shape[1] in self._widths, shape[-1] in self._widths
-        tokens = len(shape) == 3 and len(self._size) > 1
-        if tokens:  # registers or text may be among them, so widths say more than their number
+        first_fits, last_fits = self._fitting(shape)
+        if len(shape) == 3:  # registers or text may be among tokens: widths say more than numbers
             if second != last:
                 return last
             if last and not self._convolves:
                 return True
-            first_fits, last_fits = (_is_patches(self._size, shape[axis]) for axis in (2, 1))
-        else:
-            first_fits, last_fits = (_is_grid(self._size, s) for s in (shape[2:], shape[1:-1]))
         if first_fits != last_fits:
             return last_fits
         if second != last:
             return last
-        if self._convolves and not tokens:  # as torch's convolutions have it
-            return False
-        raise WherefromError(
-            f"block {self.name} makes {shape}, whose features may be second or last: say it with "
-            "layout='channels_first' or layout='channels_last'"
-        )
+        # as torch's convolutions have it
+        return False if self._convolves and len(shape) == len(self._size) + 2 else None
+
+    def _fitting(self, shape: tuple[int, ...]) -> tuple[bool, bool]:
+        """Whether the positions are the image's if features are second, and if they are last."""
+        if len(shape) == 3 and len(self._size) > 1:
+            return _is_patches(self._size, shape[2]), _is_patches(self._size, shape[1])
+        return _is_grid(self._size, shape[2:]), _is_grid(self._size, shape[1:-1])
 
 
 def _widths(module: nn.Module) -> frozenset[int]:
@@ -152,15 +164,18 @@ def _is_grid(size: Sequence[int], grid: Sequence[int]) -> bool:
 
 
 def _is_patches(size: Sequence[int], count: int) -> bool:
-    """Whether so many tokens are the image's patches, at a patch size that divides it."""
-    tokens = {1}
-    for patch in range(1, min(size) + 1):
-        if all(side % patch == 0 for side in size):
-            number = 1
-            for side in size:
-                number *= side // patch
-            tokens.add(number)
-    return count in tokens - {1} or (count == 1 and max(size) == 1)
+    """Whether so many tokens are the image's patches, at a patch size that divides it; frames may
+    have one of their own.
+    """
+    *frames, height, width = size
+    film = math.prod(frames)
+    numbers = {
+        (height // patch) * (width // patch) * (film // several)
+        for patch in range(1, min(height, width) + 1)
+        for several in range(1, film + 1)
+        if height % patch == 0 and width % patch == 0 and film % several == 0
+    }
+    return count > 1 and count in numbers
 
 
 def _described(output: Any) -> str:

@@ -21,7 +21,7 @@ from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
 from ..layers.kinds import Factors, LayerKind, Part, kind_of
 from .calls import Calls, batch_first, given, hooked, unfolded
-from .sight import Place, Sight, look
+from .sight import Place, Sight, Traces, look, trace
 
 Consume = Callable[[Part, Factors], None]
 Cotangent = Callable[[Tensor], Tensor]  # of the output: what is back-propagated from it
@@ -105,10 +105,17 @@ class Capture:
 
             def run(
                 x: Tensor, sigma: Tensor, cond: Cond, cotangent: Tensor
-            ) -> tuple[Tensor, dict[str, Calls]]:
-                calls: dict[str, Calls] = {}
-                output, _ = self._pass(x, sigma, cond, lambda _: cotangent, calls.__setitem__)
-                return output, calls
+            ) -> tuple[Tensor, dict[str, list[Traces]]]:
+                traces: dict[str, list[Traces]] = {}
+
+                def received(name: str, calls: Calls) -> None:
+                    traces[name] = [
+                        (trace(x), None if grad is None else trace(grad))
+                        for x, grad in calls.arrived()
+                    ]
+
+                output, _ = self._pass(x, sigma, cond, lambda _: cotangent, received)
+                return output, traces
 
             sight = look(self.denoiser, self._layers, x_sigma, sigma, cond, run)
             self.denoiser.ran(set(sight.ran))

@@ -145,7 +145,9 @@ def find_blocks(network: nn.Module) -> tuple[str, ...]:
     total = sum(_size(module) for _, module in candidates)
     large = [kind for kind, size in sizes.items() if size > 0.1 * total]
     if sum(sizes[kind] for kind in large) > 0.5 * total:
-        return tuple(name for name, module in candidates if type(module) in large)
+        blocks = tuple(name for name, module in candidates if type(module) in large)
+        # blocks come in lists: what stands alone beside them makes the condition
+        return tuple(name for name in blocks if name.rpartition(".")[2].isdigit()) or blocks
 
     if len(stages) < 2:
         raise WherefromError(

@@ -39,8 +39,6 @@ def disagrees(
     The gradients of its parameters for two random cotangents at its output are compared by their
     inner products, so it does not matter how a kind lays its parameters out.
     """
-    if believed(module):
-        return ""
     before = dict(vars(module))
     try:
         with torch.enable_grad(), torch.autocast(_device(module), enabled=False):
