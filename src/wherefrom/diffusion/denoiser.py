@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..artefacts.architecture import network_identity
+from ..artefacts.functions import function_fingerprint
 from ..artefacts.identity import fingerprint
 from ..data.items import Cond
 from ..errors import WherefromError
@@ -172,13 +174,13 @@ class Denoiser:
                     parameter.requires_grad_(flag)
 
     def identity(self) -> dict[str, str]:
-        """What all that is computed with this model depends on: its class, weights and process, as
-        short digests.
+        """What all that is computed with this model depends on: its class, settings, weights and
+        process, and how it is called, as short digests.
         """
         return {
-            "network": type(self.network).__name__,
-            "weights": fingerprint(dict(self.network.state_dict())),
+            **network_identity(self.network),
             "process": fingerprint(self.process),
+            "call": call_identity(self.call),
         }
 
     def coverage(self) -> Coverage:
@@ -187,6 +189,11 @@ class Denoiser:
         tracked = {f"{layer}.{name}" for layer in self.layers for name in ("weight", "bias")}
         left_out = {name: size for name, size in sizes.items() if name not in tracked}
         return Coverage(1 - sum(left_out.values()) / sum(sizes.values()), left_out)
+
+
+def call_identity(call: Call | None) -> str:
+    """How a network is called, as a short digest; "plain" where nothing adapts it."""
+    return "plain" if call in (None, call_plainly) else function_fingerprint(call)
 
 
 def call_plainly(
