@@ -49,7 +49,7 @@ def plain_attributes(thing: Any, method: str = "forward") -> dict[str, Any]:
     config = getattr(thing, "config", None)
     if isinstance(config, Mapping):  # of diffusers, where it is a property
         found["config"] = config
-    left_out = _NO_SETTINGS | _set_in_use(type(thing), method)
+    left_out = _NO_SETTINGS | _set_in_use(thing.__class__, method)
     # what changes in place, a list, is no setting unless a mapping of settings holds it
     kept = {name: one for name, one in found.items() if not isinstance(one, list)}
     return _plain_part({name: one for name, one in kept.items() if name not in left_out})
@@ -75,7 +75,10 @@ def _plain_part(settings: Mapping[Any, Any]) -> dict[str, Any]:
         if isinstance(value, list):
             value = tuple(value)
         if not name.startswith("_") and (isinstance(value, Mapping) or is_plain(value)):
-            found[name] = _plain_part(value) if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping):
+                value = _plain_part(value)
+            # digests compare where tensors inside would not
+            found[name] = fingerprint(value) if dataclasses.is_dataclass(value) else value
     return found
 
 

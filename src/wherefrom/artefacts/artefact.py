@@ -181,8 +181,8 @@ class Artefact:
         files = {**(self._files if keep else {}), **self._written}
         if self.folder is not None:
             listed = {name: list(file) for name, file in files.items()}
-            content = {"wherefrom": self.kind, "identity": self.identity, "state": plain(state)}
-            content |= {"threads": self.threads, "files": listed}
+            content: dict[str, Any] = {"wherefrom": self.kind, "identity": self.identity}
+            content |= {"state": plain(state), "threads": self.threads, "files": listed}
             save_json(self.folder / MANIFEST, {**content, "checks": _checks(content)})
             before = {file.name for file in (*self._files.values(), *self._replaced.values())}
             for file in before - {file.name for file in files.values()}:
@@ -217,8 +217,9 @@ class Artefact:
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
     """Of the bytes, and of what they mean: a flipped bit of a type or a shape changes no byte."""
-    meant = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in sorted(tensors)]
-    return checksum((tensors[name] for name in sorted(tensors)), _check(meant))
+    named = sorted(tensors.items())
+    meant = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in named]
+    return checksum((tensor for _, tensor in named), _check(meant))
 
 
 def _checks(content: Mapping[str, Any]) -> dict[str, int]:
@@ -243,8 +244,8 @@ def _whole(path: Path) -> dict[str, Any]:
     found = content if isinstance(content, dict) else {}
     wrong = [name for name, kind in wanted.items() if not isinstance(found.get(name), kind)]
     if not wrong:
-        now = _checks(found)
-        wrong = [name for name in {**found["checks"], **now} if found["checks"].get(name) != now.get(name)]
+        written, now = found["checks"], _checks(found)
+        wrong = [name for name in {**written, **now} if written.get(name) != now.get(name)]
     if wrong:
         raise WherefromError(
             f"{path} is damaged or was edited (its field {wrong[0]!r} is not what was written "

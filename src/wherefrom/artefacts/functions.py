@@ -54,7 +54,7 @@ def _described(thing: Any, above: frozenset[int]) -> Any:
         return sorted(map(repr, found)) if isinstance(thing, set) else found
     if isinstance(thing, nn.Module):
         return network_identity(thing)
-    called = getattr(type(thing), "__call__", None)
+    called = inspect.getattr_static(type(thing), "__call__", None)
     how = _function(called, above) if isinstance(called, FunctionType) else None
     return _object(thing, "__call__"), how
 
@@ -133,9 +133,9 @@ def _node(function: FunctionType) -> _Node | None:
     places = [
         ((line, column), (last, end))
         for line, last, column, end in code.co_positions()
-        # what has no width is no expression
-        if line and last and column is not None and end is not None and (line, column) != (last, end)
+        if line is not None and last is not None and column is not None and end is not None
     ]
+    places = [place for place in places if place[0] != place[1]]  # that is no expression
     around = [
         node
         for node in ast.walk(tree)

@@ -7,6 +7,7 @@ names, sizes and times of their files. Any other is read once, item by item, and
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
 from collections.abc import Sequence
@@ -48,10 +49,8 @@ def data_fingerprint(dataset: Dataset) -> str:
     if known is not None and known[0]() is dataset and known[1] == visible:
         return known[2]
     found = _content(dataset, count)
-    try:
+    with contextlib.suppress(TypeError):  # a list cannot be referred to: it is read each time
         _known[id(dataset)] = (weakref.ref(dataset, _forget(id(dataset))), visible, found)
-    except TypeError:  # a list cannot be referred to: it is read anew each time
-        pass
     return found
 
 
@@ -70,10 +69,10 @@ def _own(dataset: Any) -> Any:
                 "that says what all its items are"
             )
         return found
-    if isinstance(dataset, Subset):
+    if type(dataset) is Subset:
         part = _own(dataset.dataset)
         return None if part is None else ("subset", part, fingerprint(_indices(dataset)))
-    if isinstance(dataset, ConcatDataset):
+    if type(dataset) is ConcatDataset:
         parts = [_own(part) for part in dataset.datasets]
         return None if None in parts else ("one after the other", parts)
     return None
@@ -94,19 +93,20 @@ def _content(dataset: Dataset, count: int) -> str:
 
 def _columns(dataset: Any, places: Sequence[int]) -> tuple[Any, Any]:
     """The images and the conditions of some items, each as one tensor where that can be."""
-    if isinstance(dataset, Subset):
+    if type(dataset) is Subset:
         indices = dataset.indices
         return _columns(dataset.dataset, [int(indices[place]) for place in places])
     if isinstance(dataset, Tensor):
         return dataset[_rows(places)], None
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         x, cond = (tensor[_rows(places)] for tensor in dataset.tensors)
         return x, cond
     pairs = [split(item) for item in several(dataset, places)]
     conds: list[Any] = [cond for _, cond in pairs]
     if isinstance(conds[0], dict) and all(isinstance(cond, dict) for cond in conds):
         return _stacked([x for x, _ in pairs]), [sorted(cond.items()) for cond in conds]
-    return _stacked([x for x, _ in pairs]), None if conds == [None] * len(conds) else _stacked(conds)
+    without = all(cond is None for cond in conds)
+    return _stacked([x for x, _ in pairs]), None if without else _stacked(conds)
 
 
 def _rows(places: Sequence[int]) -> slice | list[int]:
@@ -140,9 +140,9 @@ def _visible(dataset: Any, depth: int = 3) -> Any:
     """
     if isinstance(dataset, Tensor):
         return _array(dataset)
-    if isinstance(dataset, Subset):
+    if type(dataset) is Subset:
         return _visible(dataset.dataset, depth), fingerprint(_indices(dataset))
-    if isinstance(dataset, ConcatDataset):
+    if type(dataset) is ConcatDataset:
         return [_visible(part, depth) for part in dataset.datasets]
     found: dict[str, Any] = {}
     for name, value in getattr(dataset, "__dict__", {}).items():

@@ -19,7 +19,6 @@ from ..artefacts.identity import fingerprint
 from .decode import check_view, open_image, resize_image, to_bytes
 from .images import Item, scaled
 
-
 _LOOKED_AT = 2**14  # files whose lengths and times are looked at whenever somebody asks
 
 
@@ -128,7 +127,7 @@ def _crop(pixels: Tensor, size: int, corner: tuple[float, float] | None) -> Tens
 
 
 def stamp(path: Path) -> tuple[int, int] | tuple[None, None]:
-    """Length in bytes and time of the last change in nanoseconds; nothing where there is no file."""
+    """Length in bytes and time of the last change in nanoseconds; nothing of no file."""
     try:
         found = path.stat()
     except OSError:  # whoever reads it says so

@@ -136,6 +136,7 @@ class TID(Attributor):
 
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
         """tau within a batch x [B, C, H, W] at one draw, [B, B], symmetric, on the device."""
+        self.curvature.check_unchanged()
         return self._pairwise(x, draw, cond, tapped=False)[0]
 
     def pairwise_and_streams(
