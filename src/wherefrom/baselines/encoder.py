@@ -188,7 +188,7 @@ class Encoder(Attributor):
 
     @property
     def _name(self) -> str:
-        return self.name or getattr(self.encode, "__name__", type(self.encode).__name__)
+        return str(self.name or getattr(self.encode, "__name__", type(self.encode).__name__))
 
     def identity(self) -> dict[str, Any]:
         """What the vectors depend on."""
