@@ -448,7 +448,7 @@ def test_a_store_of_another_model_is_refused(trained, digits, tmp_path):
     MUCS(trained, drawn(trained), **QUICK).fit(digits[:8], store=tmp_path)
     other = wherefrom.Denoiser(stirred(small_dit()), EDM)
     with pytest.raises(
-        wherefrom.WherefromError, match="holds another table of losses: .*weights was"
+        wherefrom.WherefromError, match=r"holds another table of losses: .*weights was"
     ):
         MUCS(other, drawn(other), **QUICK).fit(digits[:8], store=tmp_path)
 

@@ -237,11 +237,11 @@ def _check(value: Any) -> int:
 def _whole(path: Path) -> dict[str, Any]:
     """What an artefact.json holds, once it is clear that it is what was written."""
     content = load_json(path)
-    if isinstance(content, dict) and content and "wherefrom" not in content:
-        raise WherefromError(f"{path} is not a file that wherefrom wrote: choose another folder")
+    found = content if isinstance(content, dict) else {}
     wanted = {"wherefrom": str, "identity": dict, "state": dict, "threads": int, "files": dict}
     wanted["checks"] = dict
-    found = content if isinstance(content, dict) else {}
+    if found and not found.keys() & wanted.keys():
+        raise WherefromError(f"{path} is not a file that wherefrom wrote: choose another folder")
     wrong = [name for name, kind in wanted.items() if not isinstance(found.get(name), kind)]
     if not wrong:
         written, now = found["checks"], _checks(found)
