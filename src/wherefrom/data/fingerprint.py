@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from ..artefacts.identity import checksum, feed, fingerprint
 from ..errors import WherefromError
 from ..running.progress import bar
+from .images import Images
 from .items import Dataset, length, several, split
 
 _CHUNK = 256  # items hashed together; another number gives other digests
@@ -98,6 +99,12 @@ def _columns(dataset: Any, places: Sequence[int]) -> tuple[Any, Any]:
         return _columns(dataset.dataset, [int(indices[place]) for place in places])
     if isinstance(dataset, Tensor):
         return dataset[_rows(places)], None
+    if type(dataset) is Images:  # as they are stored: bytes are a quarter of the numbers
+        pixels, rows = dataset.pixels, _rows(places)
+        cond = None if dataset.cond is None else dataset.cond[rows]
+        if isinstance(pixels, Tensor | np.ndarray):
+            return pixels[rows], cond
+        return np.stack([pixels[place] for place in places]), cond
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         x, cond = (tensor[_rows(places)] for tensor in dataset.tensors)
         return x, cond

@@ -129,7 +129,9 @@ class Curvature:
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}
         artefact = Artefact.claim(store, "curvature", {**self.identity(), **data})
         if self.kind == "identity":
-            artefact.finish(self._state(None, about, done=len(chosen), batch=1))
+            state = self._state(None, about, done=len(chosen), batch=1)
+            if artefact.state != plain(state):
+                artefact.finish(state)
             self._take(None, artefact, pulse)
             return self
         moments = self._empty()
