@@ -65,13 +65,13 @@ def test_what_a_network_changes_by_itself_is_no_setting() -> None:
     network(torch.zeros(3, 4))
     network.eval()
     network.register_forward_hook(lambda *_: None)
-    network._cache, network.double = 8, network.double
+    network._cache = 8
     assert architecture(network) == before
     (_, _, found), *_ = settings_of(network)
     assert set(found) == {"slope", "process"}
 
 
-def test_a_compiled_or_moved_network_has_the_settings_it_had() -> None:
+def test_weights_of_another_type_that_do_not_learn_are_no_other_architecture() -> None:
     network = stirred(small_dit())
     before = architecture(network)
     assert architecture(network.double().requires_grad_(False)) == before
