@@ -44,6 +44,9 @@ class Projections:
     def identity(self) -> dict[str, Any]:
         return {"student": "random projections"}
 
+    def check_unchanged(self) -> None:
+        """There is no network that could change."""
+
     def vectors(self, streams: list[Tensor]) -> Tensor:
         raise NotImplementedError("there is no network to listen to")
 

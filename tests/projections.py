@@ -55,6 +55,9 @@ class Projection:
     def vectors(self, streams: Any) -> Tensor:
         raise AssertionError("there is no network whose activations could be listened to")
 
+    def check_unchanged(self) -> None:
+        pass
+
     def identity(self) -> dict[str, Any]:
         return {
             "network": "Linear",

@@ -4,6 +4,8 @@ its own.
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +13,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +153,85 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage, message: str) -> None:
         wherefrom.WherefromError, match=rf"run.safetensors is .*{message}.*make it again"
     ):
         claimed(tmp_path).read("run")
+
+
+def test_every_bit_of_a_file_s_own_header_counts(tmp_path: Path) -> None:
+    values = {"x": torch.arange(1.0, 9.0).view(2, 4), "y": torch.arange(4)}
+    claimed(tmp_path).finish({"step": 1}, run=values)
+    path = tmp_path / "run.safetensors"
+    content = path.read_bytes()
+    for place in range(8 + int.from_bytes(content[:8], "little")):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        found = values
+        with contextlib.suppress(wherefrom.WherefromError):
+            found = claimed(tmp_path).read("run")
+        # what describes no tensor does not matter
+        assert {name: (x.dtype, x.tolist()) for name, x in found.items()} == {
+            name: (x.dtype, x.tolist()) for name, x in values.items()
+        }
+
+
+def test_names_that_look_like_successors_do_not_collide(tmp_path: Path) -> None:
+    kept = claimed(tmp_path)
+    kept.finish({}, **{"x": {"x": torch.zeros(1)}, "x.next": {"x": torch.ones(1)}})
+    kept.write("x", {"x": torch.full((1,), 2.0)})
+    assert claimed(tmp_path).read("x.next")["x"].tolist() == [1]
+    kept.commit({"step": 1})
+    found = claimed(tmp_path)
+    assert [found.read(name)["x"].tolist() for name in ("x", "x.next")] == [[2], [1]]
+
+
+# --- somebody else, and no permission -------------------------------------------------------------
+
+
+def test_what_somebody_else_replaced_is_not_called_damaged(tmp_path: Path) -> None:
+    claimed(tmp_path).finish({"step": 1}, run={"x": torch.zeros(2)})
+    reader = claimed(tmp_path)
+    claimed(tmp_path).finish({"step": 2}, run={"x": torch.ones(2)})
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"was changed by somebody else since .*: open it again"
+    ) as caught:
+        reader.read("run")
+    assert "delete" not in str(caught.value)
+
+
+@pytest.mark.parametrize("closed", ["artefact.json", "run.safetensors", "."])
+def test_what_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    claimed(tmp_path).finish({"step": 1}, run={"x": torch.zeros(2)})
+    real_open, real_stat = builtins.open, os.stat
+
+    def denied(real: Any, path: Any, *args: Any, **how: Any) -> Any:
+        shut = isinstance(path, str | os.PathLike) and Path(path).is_relative_to(tmp_path / closed)
+        if shut and (closed == "." or real is real_open):  # of a closed folder nothing is known
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **how)
+
+    monkeypatch.setattr(builtins, "open", partial(denied, real_open))
+    monkeypatch.setattr(os, "stat", partial(denied, real_stat))
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"cannot be read \(permission denied\): nothing is known"
+    ) as caught:
+        Artefact.open(tmp_path, "test").read("run")
+    monkeypatch.undo()
+    assert "delete" not in str(caught.value)
+
+
+def test_what_is_finished_may_lie_in_a_folder_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed(tmp_path).finish({"step": 1}, run={"x": torch.zeros(2)})
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write
+    kept = claimed(tmp_path)
+    assert kept.read("run")["x"].tolist() == [0, 0]
+    with (
+        pytest.raises(wherefrom.WherefromError, match="may not be written; choose a folder"),
+        kept.as_it_began(),
+    ):
+        raise AssertionError("the work may not go on")
+    with pytest.raises(wherefrom.WherefromError, match="may not be written"):
+        claimed(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("lost", ["identity", "state", "files", "threads", None])

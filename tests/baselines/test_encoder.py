@@ -93,14 +93,21 @@ def test_batches_and_chunks_do_not_matter(monkeypatch):
         close(Encoder(Counting()).scores(QUERIES, Noise(40), size), scores)
 
 
-def test_the_fitted_set_is_not_embedded_again_and_another_one_is():
+def test_the_fitted_set_is_not_embedded_again_and_another_one_is_refused():
     encode = Counting()
     method = Encoder(encode).fit(Noise(40))
     encode.images = 0
     method.scores(QUERIES, Noise(40))
     assert encode.images == 5, "the queries alone"
-    close(method.scores(QUERIES, Noise(30)), cosines(embedded(QUERIES), embedded(Noise(30).x)))
-    assert encode.images == 5 + 5 + 30
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"this Counting was fitted to another data set: call fit\(dataset\) first",
+    ):
+        method.scores(QUERIES, Noise(30))
+    close(
+        method.fit(Noise(30)).scores(QUERIES, Noise(30)),
+        cosines(embedded(QUERIES), embedded(Noise(30).x)),
+    )
 
 
 def test_a_condition_reaches_the_encoders_that_ask_for_it():
@@ -176,7 +183,7 @@ def test_a_store_knows_modules_by_their_weights_and_layers(tmp_path):
     ):
         Encoder(linear(1)).fit(Noise(10), store=tmp_path)
     with pytest.raises(
-        wherefrom.WherefromError, match=r"holds another table of embeddings: " r"layers was "
+        wherefrom.WherefromError, match=r"holds another table of embeddings: " r"architecture was "
     ):
         Encoder(nn.Sequential(*linear(0)[:2], nn.Tanh())).fit(Noise(10), store=tmp_path)
     with pytest.raises(

@@ -23,6 +23,7 @@ from wherefrom.artefacts.pace import Pace
 from wherefrom.diffusion import batches
 from wherefrom.diffusion.batches import Order
 from wherefrom.diffusion.run import Settings
+from wherefrom.diffusion.together import train_together
 
 
 def train(dataset: Any = None, network: nn.Module | None = None, **changes: Any) -> nn.Module:
@@ -289,8 +290,9 @@ def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path, weights_equa
 
 
 def test_a_finished_run_is_returned_at_once(tmp_path, weights_equal):
-    first, network = train(store=tmp_path), stirred(small_dit())
-    seen = spying(network)
+    first, network = stirred(small_dit()), stirred(small_dit())
+    spying(first)
+    first, seen = train(network=first, store=tmp_path), spying(network)
     again = train(network=network, store=tmp_path)
     assert weights_equal(first, again)
     assert not seen
@@ -463,12 +465,46 @@ def test_bad_data_and_settings_are_refused_in_one_sentence_and_nothing_is_writte
     assert not (tmp_path / "run").exists()
 
 
-def test_a_checkpoint_of_another_architecture_is_refused_naming_the_difference(tmp_path):
-    train(store=tmp_path)
-    with pytest.raises(
-        wherefrom.WherefromError, match="another architecture than DiT: registers is"
-    ):
-        train(network=small_dit(width=32), store=tmp_path)
+def half(network, x_sigma, sigma, cond, **extra):
+    return 0.5 * network(x_sigma, sigma, **extra)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (lambda: {"network": stirred(small_dit(), 0.06)}, "initial_weights was"),
+        (lambda: {"network": stirred(small_dit(heads=4))}, "architecture was"),  # the same shapes
+        (lambda: {"network": small_dit(width=32)}, "architecture was"),
+        (lambda: {"network": with_frozen_registers()}, "learning was"),
+        (lambda: {"call": half}, "call was 'plain'"),
+    ],
+    ids=["weights", "heads", "width", "frozen", "call"],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_a_run_of_another_network_is_refused_naming_the_difference(
+    tmp_path, changes, words, together
+):
+    def run(**changes):
+        if not together:
+            return train(store=tmp_path, **changes)
+        network = changes.pop("network", None) or stirred(small_dit())
+        settings = Settings(6, 8, 1e-3, ema=0.9, warmup=1)
+        keeps = [None, torch.arange(30)]
+        edm = wherefrom.EDM()
+        return train_together(network, edm, Noise(), keeps, settings, tmp_path, **changes)
+
+    run()
+    before = contents(tmp_path)
+    with pytest.raises(wherefrom.WherefromError, match=rf"holds another training.*{words}"):
+        run(**changes())
+    assert contents(tmp_path) == before
+    run()
+
+
+def with_frozen_registers() -> nn.Module:
+    network = stirred(small_dit())
+    network.registers.requires_grad_(False)
+    return network
 
 
 def test_a_checkpoint_of_another_run_is_refused_naming_the_difference(tmp_path, weights_equal):

@@ -1,8 +1,9 @@
 """An artefact: a folder of one kind and identity, with tensors in files and a state in JSON; how
 every stage of the library keeps what it made.
 
-`artefact.json` is written last and lists the files with their checksums. What it does not list is
-not there, so a writer that is killed at any moment leaves its last whole commit and nothing else.
+`artefact.json` is written last and lists the files with their checksums, and a checksum of each of
+its own fields. What it does not list is not there, so a writer that is killed at any moment leaves
+its last whole commit and nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from ..errors import WherefromError
 from ..running.threads import threads
-from .files import check_folder, load, save, save_json
+from .files import check_folder, check_readable, exists, load, load_json, save, save_json
 from .identity import checksum, differing, plain
 
 MANIFEST = "artefact.json"
@@ -61,13 +63,14 @@ class Artefact:
     def claim(cls, folder: Folder | None, kind: str, identity: Mapping[str, Any]) -> Self:
         """The artefact of this identity: what is left there of an earlier run, or an empty one.
 
-        A folder that cannot be written to, or that holds something else, is refused.
+        A folder that holds something else is refused, and so is an empty one that cannot be
+        written to: what is finished needs no writing.
         """
         wanted = cls(folder, kind, identity)
         if wanted.folder is None:
             return wanted
-        check_folder(wanted.folder)
         if not there(wanted.folder):
+            check_folder(wanted.folder)
             return wanted
         found = cls.open(wanted.folder, kind)
         differs = differing(found.identity, wanted.identity)
@@ -89,26 +92,15 @@ class Artefact:
     def open(cls, folder: Folder, kind: str, way: str = "make one there first") -> Self:
         """The artefact that is in a folder; `way`: how to make one where there is none."""
         place = Path(folder)
-        path = place / MANIFEST
-        if not path.is_file():
+        if not there(place):
             raise WherefromError(f"there is no {kind} in {place}: {way}")
-        anew = f"restore it, or delete {place} and make it again"
-        try:
-            content = json.loads(path.read_text())
-            if not isinstance(content, dict) or "wherefrom" not in content:
-                raise WherefromError(
-                    f"{path} is not a file that wherefrom wrote: choose another folder"
-                )
-            if content["wherefrom"] != kind:
-                is_now = content["wherefrom"]
-                raise WherefromError(
-                    f"{place} holds a {is_now} and no {kind}: choose another folder"
-                )
-            found = cls(place, kind, content["identity"])
-            found.state, found.threads = dict(content["state"]), int(content["threads"])
-            found._files = {name: _File(*file) for name, file in content["files"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise WherefromError(f"{path} is damaged ({error}): {anew}") from error
+        content = _whole(place / MANIFEST)
+        if content["wherefrom"] != kind:
+            is_now = content["wherefrom"]
+            raise WherefromError(f"{place} holds a {is_now} and no {kind}: choose another folder")
+        found = cls(place, kind, content["identity"])
+        found.state, found.threads = content["state"], content["threads"]
+        found._files = {name: _File(*file) for name, file in content["files"].items()}
         return found
 
     def check(self, identity: Mapping[str, Any], what: str) -> None:
@@ -119,7 +111,8 @@ class Artefact:
         differs = differing(mine, identity)
         if differs:
             raise WherefromError(
-                f"the {self.kind} in {self.folder} is of another {what}: {differs}"
+                f"the {self.kind} in {self.folder} is of another {what}: {differs}; give the "
+                f"{what} that it was made with, or make another in a folder of its own"
             )
 
     # --- content --------------------------------------------------------------------------------
@@ -139,20 +132,31 @@ class Artefact:
         first time.
         """
         if name not in self._held:
-            assert self.folder is not None
-            file = self._files[name]
-            path = self.folder / file.name
-            anew = f"restore it, or delete {self.folder} and make it again"
-            try:
-                tensors = load(path)[0]
-            except WherefromError as error:
-                raise WherefromError(f"{path} is missing, truncated or damaged: {anew}") from error
-            if _checksum(tensors) != file.checksum:
-                raise WherefromError(
-                    f"{path} is not what was written there (its checksum differs): {anew}"
-                )
-            self._held[name] = tensors
+            self._held[name] = self._looked_through(name)
         return self._held[name]
+
+    def _looked_through(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a file, once it is clear that they are what was written."""
+        assert self.folder is not None
+        path, tensors = self.folder / self._files[name].name, None
+        if exists(path):
+            check_readable(path)
+            with contextlib.suppress(WherefromError):
+                tensors = load(path)[0]
+        if tensors is not None and _checksum(tensors) == self._files[name].checksum:
+            return tensors
+        # a writer may have replaced it since: then nothing is damaged
+        if Artefact.open(self.folder, self.kind)._files != self._files:
+            raise WherefromError(
+                f"the {self.kind} in {self.folder} was changed by somebody else since it was "
+                "opened: open it again"
+            )
+        wrong = (
+            "missing, truncated or damaged"
+            if tensors is None
+            else "not what was written there (its checksum differs)"
+        )
+        raise WherefromError(f"{path} is {wrong}: {_anew(self.folder)}")
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors beside what is there; they count only once they are committed."""
@@ -161,10 +165,11 @@ class Artefact:
             self._written[name] = _File("", _checksum(tensors))
             return
         # what is listed stays untouched until the next commit, so that has another name
+        taken = {one.name for one in (*self._files.values(), *self._replaced.values())}
+        taken |= {one.name for other, one in self._written.items() if other != name}
         file = f"{name}.safetensors"
-        listed = {one.name for one in (*self._files.values(), *self._replaced.values())}
-        if file in listed:
-            file = f"{name}.next.safetensors"
+        while file in taken:
+            file = file.replace(".safetensors", ".next.safetensors")
         save(self.folder / file, tensors, {"kind": self.kind})
         self._written[name] = _File(file, _checksum(tensors))
 
@@ -176,8 +181,9 @@ class Artefact:
         files = {**(self._files if keep else {}), **self._written}
         if self.folder is not None:
             listed = {name: list(file) for name, file in files.items()}
-            content = {"wherefrom": self.kind, "identity": self.identity, "state": dict(state)}
-            save_json(self.folder / MANIFEST, {**content, "threads": self.threads, "files": listed})
+            content: dict[str, Any] = {"wherefrom": self.kind, "identity": self.identity}
+            content |= {"state": plain(state), "threads": self.threads, "files": listed}
+            save_json(self.folder / MANIFEST, {**content, "checks": _checks(content)})
             before = {file.name for file in (*self._files.values(), *self._replaced.values())}
             for file in before - {file.name for file in files.values()}:
                 (self.folder / file).unlink(missing_ok=True)
@@ -200,15 +206,58 @@ class Artefact:
 
     @contextlib.contextmanager
     def as_it_began(self) -> Iterator[None]:
-        """Inside, the CPU works with as many threads as when this work began."""
+        """Inside, where the work goes on, the CPU works with as many threads as when it began; a
+        folder that cannot be written to is refused before.
+        """
+        if self.folder is not None:
+            check_folder(self.folder)
         with threads(self.threads):
             yield
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    return checksum(tensors[name] for name in sorted(tensors))
+    """Of the bytes, and of what they mean: a flipped bit of a type or a shape changes no byte."""
+    named = sorted(tensors.items())
+    meant = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in named]
+    return checksum((tensor for _, tensor in named), _check(meant))
+
+
+def _checks(content: Mapping[str, Any]) -> dict[str, int]:
+    """A checksum of every field of an artefact.json, those of identity and state one by one."""
+    fields = {name: content[name] for name in ("wherefrom", "threads", "files")}
+    for part in ("identity", "state"):
+        fields |= {f"{part}.{name}": value for name, value in content[part].items()}
+    return {name: _check(value) for name, value in fields.items()}
+
+
+def _check(value: Any) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """What an artefact.json holds, once it is clear that it is what was written."""
+    content = load_json(path)
+    found = content if isinstance(content, dict) else {}
+    wanted = {"wherefrom": str, "identity": dict, "state": dict, "threads": int, "files": dict}
+    wanted["checks"] = dict
+    if found and not found.keys() & wanted.keys():
+        raise WherefromError(f"{path} is not a file that wherefrom wrote: choose another folder")
+    wrong = [name for name, kind in wanted.items() if not isinstance(found.get(name), kind)]
+    if not wrong:
+        written, now = found["checks"], _checks(found)
+        wrong = [name for name in {**written, **now} if written.get(name) != now.get(name)]
+    if wrong:
+        raise WherefromError(
+            f"{path} is damaged or was edited (its field {wrong[0]!r} is not what was written "
+            f"there): {_anew(path.parent)}"
+        )
+    return found
+
+
+def _anew(folder: Path) -> str:
+    return f"restore it, or delete {folder} and make it again"
 
 
 def there(folder: Folder) -> bool:
     """Whether a folder holds an artefact."""
-    return (Path(folder) / MANIFEST).exists()
+    return exists(Path(folder) / MANIFEST)

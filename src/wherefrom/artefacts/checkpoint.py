@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import WherefromError
 from .artefact import Artefact, Folder
 from .pace import Pace
 
@@ -63,7 +62,6 @@ class Checkpoint:
             return None
         tensors = self.artefact.read("run")
         for part, network in self.networks.items():
-            self._check_architecture(network, _below(tensors, part))
             network.load_state_dict(_below(tensors, part))
         # AdamW numbers its state by the order of the parameters it was given
         moments = {p: _below(tensors, f"optimizer/{p}") for p, _ in enumerate(self._trained())}
@@ -73,19 +71,6 @@ class Checkpoint:
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def _check_architecture(self, network: nn.Module, stored: Mapping[str, Tensor]) -> None:
-        here = network.state_dict()
-        for name in {**here, **stored}:
-            before, now = (
-                list(state[name].shape) if name in state else "absent" for state in (stored, here)
-            )
-            if before != now:
-                raise WherefromError(
-                    f"{self.artefact.folder} holds another architecture than "
-                    f"{type(network).__name__}: {name} is {before} there and {now} here; choose "
-                    "another folder"
-                )
 
 
 def _below(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

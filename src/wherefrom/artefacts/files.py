@@ -47,11 +47,12 @@ def save_json(path: str | os.PathLike[str], content: Any) -> None:
 
 def load_json(path: str | os.PathLike[str]) -> Any:
     """What `save_json` wrote."""
+    check_readable(path)
     try:
         return json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise WherefromError(
-            f"{path} cannot be read ({error}): restore it, or delete it to start again"
+            f"{path} is damaged ({error}): restore it, or delete it to start again"
         ) from error
 
 
@@ -90,12 +91,44 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
         raise
 
 
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or folder; refuses to guess where one may not look."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return True
+
+
+def check_readable(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that is not there, or that may not be read: which says nothing of what
+    is in it.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except FileNotFoundError as error:
+        raise WherefromError(f"there is no file {path}") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | os.PathLike[str], error: OSError) -> WherefromError:
+    what = (error.strerror or str(error)).lower()
+    return WherefromError(
+        f"{path} cannot be read ({what}): nothing is known to be wrong with it; see to it that "
+        "you may read it, and that its disk can be reached"
+    )
+
+
 def check_folder(folder: str | os.PathLike[str]) -> None:
     """Refuse, before any work is done, a folder that could not be written to; nothing is
     made yet.
     """
     place = Path(folder).absolute()
-    there = next(path for path in (place, *place.parents) if path.exists())
+    there = next(path for path in (place, *place.parents) if exists(path))
     if not there.is_dir():
         raise WherefromError(f"cannot write to {folder}: {there} is a file; choose another folder")
     if not os.access(there, os.W_OK):
@@ -138,8 +171,7 @@ def load(
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str], device: str | torch.device) -> Iterator[Any]:
-    if not Path(path).is_file():
-        raise WherefromError(f"there is no file {path}")
+    check_readable(path)
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             yield file

@@ -9,13 +9,15 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number that tells damaged bytes from whole ones, at gigabytes a second."""
-    total = 0
+def checksum(tensors: Iterable[Tensor], total: int = 0) -> int:
+    """A number that tells damaged bytes from whole ones, at gigabytes a second; it goes on from
+    `total`.
+    """
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous().flatten()
         total = zlib.crc32(plain.view(torch.uint8).numpy().data, total)
@@ -28,11 +30,14 @@ def fingerprint(*parts: Any) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
-        _feed(digest, part)
+        feed(digest, part)
     return digest.hexdigest()[:16]
 
 
-def _feed(digest: Any, part: Any) -> None:
+def feed(digest: Any, part: Any) -> None:
+    """Add a part to a digest."""
+    if isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
+        part = torch.from_numpy(np.array(part))  # its words leave out most of a large one
     if isinstance(part, Tensor):
         plain = part.detach().cpu().contiguous()
         digest.update(f"tensor {plain.dtype} {tuple(plain.shape)}".encode())
@@ -40,15 +45,15 @@ def _feed(digest: Any, part: Any) -> None:
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
         digest.update(type(part).__name__.encode())
         for field in dataclasses.fields(part):
-            _feed(digest, (field.name, getattr(part, field.name)))
+            feed(digest, (field.name, getattr(part, field.name)))
     elif isinstance(part, Mapping):
         digest.update(f"map {len(part)}".encode())
         for key, value in part.items():
-            _feed(digest, (key, value))
+            feed(digest, (key, value))
     elif isinstance(part, list | tuple):
         digest.update(f"sequence {len(part)}".encode())
         for value in part:
-            _feed(digest, value)
+            feed(digest, value)
     else:
         digest.update(f"{type(part).__name__} {part!r}".encode())
 

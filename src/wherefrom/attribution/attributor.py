@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
+from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, read
 from ..errors import WherefromError
 from ..running.modes import outside_inference
@@ -26,7 +27,11 @@ Chunks = Iterator[tuple[int, Tensor]]
 
 
 class Attributor(ABC):
-    """Ranks a training set for queries; larger scores are more influential."""
+    """Ranks a training set for queries; larger scores are more influential.
+
+    One that keeps something of every training image answers only for the data set that it was
+    fitted to (`check_same_data`); one that keeps a curvature, or nothing, answers for any.
+    """
 
     # whether a query's scores are known never to depend on the other queries asked with it
     query_by_query: ClassVar[bool] = False
@@ -76,6 +81,18 @@ class Attributor(ABC):
         for start, scores in self.chunks(queries, dataset, batch_size):
             top.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
         return top.result({**self.about, **self.outcome})
+
+
+def check_same_data(name: str, data: str, dataset: Dataset) -> None:
+    """Refuse a data set that is not the one that an attributor's results per image are of.
+
+    Args:
+        name: of the attributor.
+        data: the fingerprint of the data set that it was fitted to.
+        dataset: the one that scores are asked for.
+    """
+    if data != data_fingerprint(dataset):
+        raise WherefromError(f"this {name} was fitted to another data set: call fit(dataset) first")
 
 
 def read_queries(

@@ -14,10 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..artefacts.architecture import network_identity
 from ..artefacts.artefact import Artefact, Folder, there
-from ..artefacts.identity import fingerprint
-from ..attribution.attributor import Attributor, Chunks, read_queries
-from ..data.fingerprint import data_fingerprint
+from ..attribution.attributor import Attributor, Chunks, check_same_data, read_queries
 from ..data.items import (
     Cond,
     Dataset,
@@ -30,6 +29,7 @@ from ..data.items import (
 )
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
+from ..diffusion.pulse import Pulse
 from ..errors import WherefromError
 from ..running.progress import bar
 from ..search.store import VectorStore
@@ -68,6 +68,7 @@ class Encoder(Attributor):
             )
         self.encode, self.name, self.conditional, self.dtype = encode, name, conditional, dtype
         self._store: VectorStore | None = None
+        self._pulse: Pulse | None = None  # of the network that the vectors come from
 
     # --- ready-made -------------------------------------------------------------------------------
 
@@ -113,6 +114,11 @@ class Encoder(Attributor):
         """Embed a training set, into the folder `store` or into memory; a store that was
         interrupted goes on.
         """
+        encode = self.encode
+        network = encode.denoiser.network if isinstance(encode, Activations) else encode
+        pulse = None
+        if isinstance(network, nn.Module):
+            pulse = Pulse(network, f"{self._name} was fitted", "fit it again")
         dim = self._dim(dataset, store)
         identity = {**({} if store is None else self.identity()), "dim": dim}
         self._store = VectorStore.build(
@@ -126,13 +132,18 @@ class Encoder(Attributor):
             batch_size=batch_size,
             label="embedding",
         )
+        self._pulse = pulse
         return self
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
-        """Cosines with the vectors that `fit` kept; images of another data set are embedded as they
+        """Cosines with the vectors that `fit` kept; before any fit, images are embedded as they
         come.
         """
         check_batch_size(batch_size)
+        if self._store is not None:
+            check_same_data(self._name, self._store.data, dataset)
+        if self._pulse is not None:
+            self._pulse.check()
         x, cond = read_queries(queries, item_shape(dataset))
         groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
         parts = [
@@ -140,7 +151,7 @@ class Encoder(Attributor):
             for some in groups
         ]
         query = torch.cat(parts)  # [Q, d]
-        if self._store is not None and self._store.data == data_fingerprint(dataset):
+        if self._store is not None:
             return self._kept(query, self._store)
         return self._streamed(query, dataset, batch_size)
 
@@ -167,23 +178,27 @@ class Encoder(Attributor):
     @property
     def about(self) -> dict[str, Any]:
         """The method, its encoder and every setting that changes a number."""
-        name = self.name or getattr(self.encode, "__name__", type(self.encode).__name__)
-        how = self.encode.about if isinstance(self.encode, Activations) else {}
+        how: dict[str, Any] = {}
+        if isinstance(self.encode, Activations):
+            how = self.encode.about
+        elif isinstance(self.encode, nn.Module):
+            how = network_identity(self.encode)
         kept = {"conditional": self.conditional, "dtype": self.dtype}
-        return {"method": "Encoder", "encoder": name, **kept, **how}
+        return {"method": "Encoder", "encoder": self._name, **kept, **how}
+
+    @property
+    def _name(self) -> str:
+        return str(self.name or getattr(self.encode, "__name__", type(self.encode).__name__))
 
     def identity(self) -> dict[str, Any]:
         """What the vectors depend on."""
         if isinstance(self.encode, Activations):
             return self.encode.identity()
         if isinstance(self.encode, nn.Module):
-            layers = fingerprint(repr(self.encode))
-            weights = fingerprint(dict(self.encode.state_dict()))
-            what = {"encoder": type(self.encode).__name__, "layers": layers, "weights": weights}
-            return {**what, "conditional": self.conditional}
+            return {**network_identity(self.encode), "conditional": self.conditional}
         if self.name is None:
             raise WherefromError(
-                f"a store cannot tell {self.about['encoder']!r} from other encoders: name it, "
+                f"a store cannot tell {self._name!r} from other encoders: name it, "
                 "Encoder(encode, name=...)"
             )
         return {"encoder": self.name, "conditional": self.conditional}

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..attribution.attributor import Attributor
-from ..data.fingerprint import data_fingerprint
+from ..attribution.attributor import Attributor, check_same_data
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
+from ..diffusion.pulse import Pulse
 from ..errors import WherefromError
 from ..factors.probe import Precision, Probe, Role, Target
 from ..factors.sketch import DIM, SIDE, Sketch, sketch_width
@@ -79,6 +79,7 @@ class ProjectedGradients(Attributor):
         self._sketch = self._projection(dim, seed, side)
         self._store: VectorStore | None = None
         self._ridge: Ridge | None = None
+        self._pulse: Pulse | None = None
 
     def _projection(self, dim: int | str | None, seed: int, side: int) -> Sketch:
         if dim == "full":
@@ -94,6 +95,7 @@ class ProjectedGradients(Attributor):
         """Project every training image's gradients, and invert their kernel."""
         self._probe.prepare(batch_size, length(dataset))
         width, label = self._width, f"{self._name} gradients"
+        pulse = Pulse(self.denoiser.network, f"this {self._name} was fitted", "fit it again")
         with self.denoiser.frozen():
             self._store = VectorStore.build(
                 "table of features",
@@ -108,6 +110,7 @@ class ProjectedGradients(Attributor):
         self._probe.warn_of_silent_layers()
         device, dim = self.denoiser.device, self._sketch.dim
         self._ridge = Ridge(self._features, len(self._store), dim, self._regularisation, device)
+        self._pulse = pulse
         return self
 
     @property
@@ -154,11 +157,9 @@ class ProjectedGradients(Attributor):
         """The queries' features [Q, dim], once it is clear that there is a kernel of this training
         set.
         """
-        if self._fitted().data != data_fingerprint(dataset):
-            raise WherefromError(
-                f"this {self._name} was fitted to another data set: its kernel is of that one; "
-                "call fit(dataset) first"
-            )
+        check_same_data(self._name, self._fitted().data, dataset)
+        assert self._pulse is not None
+        self._pulse.check()
         x, cond = self._probe.queries(queries)
         with self.denoiser.frozen():
             groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]

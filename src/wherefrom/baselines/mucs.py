@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
-from ..attribution.attributor import Attributor, Chunks, read_queries
-from ..data.fingerprint import data_fingerprint
+from ..attribution.attributor import Attributor, Chunks, check_same_data, read_queries
 from ..data.items import Cond, Dataset, cond_rows, item_shape, map_cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
+from ..diffusion.pulse import Pulse
 from ..errors import WherefromError
 from ..running.memory import InChunks
 from ..running.modes import outside_inference
@@ -101,7 +101,9 @@ class MUCS(Attributor):
         identity = {**self.denoiser.identity(), "draws": fingerprint(self._sigmas, self._noises)}
         worth = len(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
         self._fast = self.denoiser.device.type == "cuda" and worth
-        self._restore()
+        pulse = Pulse(self.denoiser.network, "this MUCS was fitted", "fit it again")
+        for made in ("_twin", "_compiled"):  # of an earlier fit, perhaps of other weights
+            self.__dict__.pop(made, None)
 
         def make(x: Tensor, cond: Cond, _: Sequence[int]) -> Tensor:
             found = self._sweep(x, cond)
@@ -114,7 +116,7 @@ class MUCS(Attributor):
         kept = VectorStore.build("table of losses", dataset, make, width, identity, folder, **how)
         table = torch.cat([part for _, part in kept.rows()])  # [N, K + 1]
         null = null_loss(self.denoiser.process, float(table[:, -1].double().mean()))
-        self._fitted = _Fitted(table[:, :-1], null, kept.data, identity, place)
+        self._fitted = _Fitted(table[:, :-1], null, kept.data, identity, place, pulse)
         return self
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
@@ -124,10 +126,8 @@ class MUCS(Attributor):
             raise WherefromError(
                 "this MUCS has no losses to compare with yet: call fit(dataset) first"
             )
-        if fitted.data != data_fingerprint(dataset):
-            raise WherefromError(
-                "this MUCS was fitted on another data set: call fit(dataset) with this one first"
-            )
+        check_same_data("MUCS", fitted.data, dataset)
+        fitted.pulse.check()
         x, cond = read_queries(queries, self.draws.shape)
         return self._skews(fitted, x, cond, dataset, batch_size)
 
@@ -269,6 +269,7 @@ class _Fitted:
     data: str  # fingerprint of the data set
     identity: dict[str, Any]  # what the losses depend on
     store: Path | None
+    pulse: Pulse
 
 
 def skew(before: Tensor, after: Tensor) -> Tensor:

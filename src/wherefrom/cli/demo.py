@@ -26,6 +26,7 @@ from ..attribution.agreement import shared_top, spearman
 from ..attribution.result import Attribution
 from ..attribution.top import both_ends
 from ..data import digits
+from ..data.fingerprint import data_fingerprint
 from ..data.items import Dataset, batches
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
@@ -160,7 +161,8 @@ def run_demo(out: Path, seed: int) -> None:
 
 def _teacher_scores(tid: TID, images: Tensor, dataset: Dataset, out: Path) -> Tensor:
     """TID's scores [Q, N] of the images, computed or, where they are there already, read."""
-    identity = {**tid.identity(), "queries": fingerprint(images)}
+    of = {"data": data_fingerprint(dataset), "queries": fingerprint(images)}
+    identity = {**tid.identity(), **of}
     kept = Artefact.claim(out / "scores", "table of scores", identity)
     if not kept.state:
         tau = tid.scores(images, dataset)

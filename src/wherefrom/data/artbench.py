@@ -44,6 +44,9 @@ class ArtBench(ImageFiles):
     def decoded(self, index: int) -> Tensor:
         return resize_tensor(to_bytes(open_image(self.paths[index], self.channels)), self.size)
 
+    def conditions(self) -> Any:
+        return repr((self.classes, self.labels))
+
     def condition(self, index: int, choice: float) -> Tensor:
         one_hot = torch.zeros(len(self.classes))
         one_hot[self.labels[index]] = 1

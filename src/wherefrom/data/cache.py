@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact
-from ..artefacts.files import atomically
+from ..artefacts.files import atomically, check_readable
+from ..artefacts.identity import checksum
 from ..errors import WherefromError
 from ..running.progress import bar
 from .lazy import LazyImages
@@ -32,11 +33,20 @@ _CHUNK = 256
 class Cached(LazyImages):
     """The items of `source`, with pixels read from a cache instead of decoded."""
 
-    def __init__(self, source: LazyImages, pixels: Mapped, shapes: Tensor) -> None:
+    def __init__(
+        self,
+        source: LazyImages,
+        identity: dict[str, Any],
+        pixels: Mapped,
+        shapes: Tensor,
+        checksums: Tensor,
+    ) -> None:
         super().__init__(source.size, source.channels)
         self.source = source
+        self._identity = identity  # of the source when the cache was opened
         self._pixels = pixels
         self._shapes = shapes  # [N, 3]: channels, height, width
+        self._checksums = checksums  # [N]
         self._ends = shapes.prod(1).cumsum(0)
 
     def __len__(self) -> int:
@@ -44,15 +54,25 @@ class Cached(LazyImages):
 
     def decoded(self, index: int) -> Tensor:
         shape, end = self._shapes[index].tolist(), int(self._ends[index])
-        return torch.from_numpy(
+        image = torch.from_numpy(
             np.array(self._pixels.array[end - math.prod(shape) : end].reshape(shape))
         )
+        if checksum([image]) != int(self._checksums[index]):
+            place = self._pixels.path.parent
+            raise WherefromError(
+                f"image {index} of the cache in {place} is not what was written there (its "
+                f"checksum differs): delete {place} and make it again"
+            )
+        return image
 
     def condition(self, index: int, choice: float) -> Tensor | None:
         return self.source.condition(index, choice)
 
+    def conditions(self) -> Any:
+        return self.source.conditions()
+
     def identity(self) -> dict[str, Any]:
-        return self.source.identity()
+        return self._identity
 
 
 def cached(dataset: LazyImages, path: str | os.PathLike[str]) -> Cached:
@@ -65,33 +85,37 @@ def cached(dataset: LazyImages, path: str | os.PathLike[str]) -> Cached:
             f"{type(dataset).__name__} has nothing to decode: only sets of image files can be "
             "cached"
         )
-    artefact = Artefact.claim(path, "cache of decoded images", dataset.identity())
+    identity = dataset.identity()
+    artefact = Artefact.claim(path, "cache of decoded images", identity)
     pixels = Path(path) / _PIXELS
     if not artefact.state:
-        shapes = _decode(dataset, pixels)
-        size = int(shapes.prod(1).sum())
-        artefact.finish({"bytes": size}, index={"shapes": shapes})
-    shapes, size = artefact.read("index")["shapes"], int(artefact.state["bytes"])
+        index = _decode(dataset, pixels)
+        artefact.finish({"bytes": int(index["shapes"].prod(1).sum())}, index=index)
+    index, size = artefact.read("index"), int(artefact.state["bytes"])
     if _size(pixels) != size:
         raise WherefromError(
-            f"{pixels} has {_size(pixels)} bytes where its index says {size}: delete {path}"
+            f"{pixels} has {_size(pixels)} bytes where its index says {size}: restore it, or "
+            f"delete {path} and make it again"
         )
-    return Cached(dataset, Mapped(pixels, (size,)), shapes)
+    check_readable(pixels)
+    return Cached(dataset, identity, Mapped(pixels, (size,)), **index)
 
 
-def _decode(dataset: LazyImages, path: Path) -> Tensor:
-    """Write the bytes of all images, one after the other; their shapes [N, 3]."""
+def _decode(dataset: LazyImages, path: Path) -> dict[str, Tensor]:
+    """Write the bytes of all images, one after the other; their shapes [N, 3] and checksums [N]."""
     shapes: list[tuple[int, ...]] = []
+    checksums: list[int] = []
 
     def write(part: str) -> None:
         with open(part, "wb") as file, bar(len(dataset), "decoding", "image") as progress:
             for pixels in _decoded(dataset):
                 file.write(pixels.contiguous().numpy().tobytes())
                 shapes.append(tuple(pixels.shape))
+                checksums.append(checksum([pixels]))
                 progress.update()
 
     atomically(path, write)
-    return torch.tensor(shapes)
+    return {"shapes": torch.tensor(shapes), "checksums": torch.tensor(checksums)}
 
 
 def _decoded(dataset: LazyImages) -> Iterator[Tensor]:

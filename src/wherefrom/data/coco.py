@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..errors import WherefromError
-from .lazy import ImageFiles
+from .lazy import ImageFiles, stamp
 
 
 class Coco(ImageFiles):
@@ -37,6 +37,9 @@ class Coco(ImageFiles):
         self.captions = captions
         self._rows = rows
         self._embeddings = embeddings
+
+    def conditions(self) -> Any:
+        return repr(self._rows), stamp(self._embeddings.path)
 
     def condition(self, index: int, choice: float) -> Tensor:
         rows = self._rows[index]

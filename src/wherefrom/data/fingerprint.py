@@ -1,17 +1,177 @@
-"""What tells one data set from another: a digest that every artefact made from one carries."""
+"""What tells one data set from another: a digest of all its items, which every artefact made from
+one carries.
+
+A data set with a method `fingerprint()` says for itself what it is; those of image files say the
+names, sizes and times of their files. Any other is read once, item by item, and its content hashed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from ..artefacts.identity import fingerprint
-from .items import Dataset, length
+from ..artefacts.identity import checksum, feed, fingerprint
+from ..errors import WherefromError
+from ..running.progress import bar
+from .images import Images
+from .items import Dataset, length, several, split
 
-_ITEMS = 64
+_CHUNK = 256  # items hashed together; another number gives other digests
+_ASKED_TWICE = 16  # items, to see whether they are the same each time
+_LOOKED_THROUGH = 2**24  # bytes of an array that are looked through for changes at every call
+
+# by the object's id: the object, what was visible of its content, and its digest
+_known: dict[int, tuple[weakref.ref[Any], Any, str]] = {}
 
 
 def data_fingerprint(dataset: Dataset) -> str:
-    """A digest of the length and of up to 64 items spread over the set, fixed views."""
+    """A digest of every item of a data set, fixed views.
+
+    A data set that has `fingerprint()` is asked: it gives a string that is another one whenever any
+    item is. Otherwise all items are read and their content hashed, once for a live object and
+    process: about as long as one pass over the data takes, and at most a second for each gigabyte
+    of pixels beside it. Content that is changed in place under a live object is seen where the
+    object holds it as a tensor, or as an array of up to 16 MiB.
+    """
     count = length(dataset)
-    places = torch.linspace(0, count - 1, min(count, _ITEMS)).long().tolist()
-    return fingerprint(count, [dataset[place] for place in places])
+    own = _own(dataset)
+    if own is not None:
+        return fingerprint(count, own)
+    visible = count, _visible(dataset)
+    known = _known.get(id(dataset))
+    if known is not None and known[0]() is dataset and known[1] == visible:
+        return known[2]
+    found = _content(dataset, count)
+    with contextlib.suppress(TypeError):  # a list cannot be referred to: it is read each time
+        _known[id(dataset)] = (weakref.ref(dataset, _forget(id(dataset))), visible, found)
+    return found
+
+
+def _forget(place: int) -> Any:
+    return lambda _: _known.pop(place, None)
+
+
+def _own(dataset: Any) -> Any:
+    """What a data set says it is, or what torch's own makes of parts that do; None: it does not."""
+    said = getattr(dataset, "fingerprint", None)
+    if callable(said):
+        found = said()
+        if not isinstance(found, str) or not found:
+            raise WherefromError(
+                f"{type(dataset).__name__}.fingerprint() gave {found!r:.60}: it must give a string "
+                "that says what all its items are"
+            )
+        return found
+    if type(dataset) is Subset:
+        part = _own(dataset.dataset)
+        return None if part is None else ("subset", part, fingerprint(_indices(dataset)))
+    if type(dataset) is ConcatDataset:
+        parts = [_own(part) for part in dataset.datasets]
+        return None if None in parts else ("one after the other", parts)
+    return None
+
+
+def _content(dataset: Dataset, count: int) -> str:
+    """A digest of the items themselves, whatever holds them."""
+    _refuse_changing(dataset, count)
+    digest = hashlib.sha256(str(count).encode())
+    with bar(count, "fingerprinting", "image", delay=2) as progress:
+        for start in range(0, count, _CHUNK):
+            places = range(start, min(start + _CHUNK, count))
+            for part in _columns(dataset, places):
+                feed(digest, part)
+            progress.update(len(places))
+    return digest.hexdigest()[:16]
+
+
+def _columns(dataset: Any, places: Sequence[int]) -> tuple[Any, Any]:
+    """The images and the conditions of some items, each as one tensor where that can be."""
+    if type(dataset) is Subset:
+        indices = dataset.indices
+        return _columns(dataset.dataset, [int(indices[place]) for place in places])
+    if isinstance(dataset, Tensor):
+        return dataset[_rows(places)], None
+    if type(dataset) is Images:  # as they are stored: bytes are a quarter of the numbers
+        pixels, rows = dataset.pixels, _rows(places)
+        cond = None if dataset.cond is None else dataset.cond[rows]
+        if isinstance(pixels, Tensor | np.ndarray):
+            return pixels[rows], cond
+        return np.stack([pixels[place] for place in places]), cond
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        x, cond = (tensor[_rows(places)] for tensor in dataset.tensors)
+        return x, cond
+    pairs = [split(item) for item in several(dataset, places)]
+    conds: list[Any] = [cond for _, cond in pairs]
+    if isinstance(conds[0], dict) and all(isinstance(cond, dict) for cond in conds):
+        return _stacked([x for x, _ in pairs]), [sorted(cond.items()) for cond in conds]
+    without = all(cond is None for cond in conds)
+    return _stacked([x for x, _ in pairs]), None if without else _stacked(conds)
+
+
+def _rows(places: Sequence[int]) -> slice | list[int]:
+    """A slice where that says the same, which copies nothing."""
+    return slice(places.start, places.stop) if isinstance(places, range) else list(places)
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Values as one tensor; as they are where they do not fit together."""
+    try:
+        return torch.stack([torch.as_tensor(value) for value in values])
+    except (RuntimeError, TypeError, ValueError):
+        return values
+
+
+def _refuse_changing(dataset: Dataset, count: int) -> None:
+    """Refuse a data set that gives another image each time it is asked."""
+    chosen = torch.linspace(0, count - 1, min(count, _ASKED_TWICE)).long().tolist()
+    for place in chosen:
+        once, again = (fingerprint(list(_columns(dataset, [place]))) for _ in range(2))
+        if once != again:
+            raise WherefromError(
+                f"item {place} of the data set is another image each time it is asked for: give "
+                "fixed views, and the random ones by a method training_view(index, generator)"
+            )
+
+
+def _visible(dataset: Any, depth: int = 3) -> Any:
+    """What can be seen of the content without reading it: the arrays that the object holds, or a
+    data set that it wraps, where they are and how often they were written to.
+    """
+    if isinstance(dataset, Tensor):
+        return _array(dataset)
+    if type(dataset) is Subset:
+        return _visible(dataset.dataset, depth), fingerprint(_indices(dataset))
+    if type(dataset) is ConcatDataset:
+        return [_visible(part, depth) for part in dataset.datasets]
+    found: dict[str, Any] = {}
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        held = value if isinstance(value, tuple | list) and len(value) < _CHUNK else [value]
+        arrays = [_array(one) for one in held if isinstance(one, Tensor | np.ndarray)]
+        if arrays:
+            found[name] = arrays
+        elif depth and hasattr(value, "__dict__") and hasattr(value, "__getitem__"):
+            found[name] = _visible(value, depth - 1)
+    return found
+
+
+def _array(array: Tensor | np.ndarray[Any, Any]) -> Any:
+    """One array, and its content where it is small."""
+    if isinstance(array, Tensor):
+        small = array.nbytes <= _LOOKED_THROUGH and not array.is_meta
+        where = array.data_ptr(), array._version
+        return *where, tuple(array.shape), checksum([array]) if small else None
+    plain = array.dtype.kind in "biuf" and array.nbytes <= _LOOKED_THROUGH
+    content = checksum([torch.from_numpy(np.array(array))]) if plain else None
+    return array.__array_interface__["data"][0], array.shape, content
+
+
+def _indices(subset: Subset[Any]) -> Tensor:
+    return torch.as_tensor([int(index) for index in subset.indices])

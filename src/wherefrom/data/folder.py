@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,9 @@ class Folder(ImageFiles):
                 f"{path} lies in no subfolder of {self.root}, so it has no label: move it into one"
             )
         return below[0]
+
+    def conditions(self) -> Any:
+        return None if self.labels is None else repr((self.classes, self.labels))
 
     def condition(self, index: int, choice: float) -> Tensor | None:
         return None if self.labels is None else torch.tensor(self.labels[index])

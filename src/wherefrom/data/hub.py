@@ -46,6 +46,9 @@ class HubImages(LazyImages):
         image = as_mode(image, self.channels, name)
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 
+    def conditions(self) -> Any:
+        return None if self._conds is None else (self.cond, self._conds._fingerprint)
+
     def condition(self, index: int, choice: float) -> Tensor | None:
         if self._conds is None:
             return None

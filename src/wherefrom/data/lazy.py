@@ -19,6 +19,8 @@ from ..artefacts.identity import fingerprint
 from .decode import check_view, open_image, resize_image, to_bytes
 from .images import Item, scaled
 
+_LOOKED_AT = 2**14  # files whose lengths and times are looked at whenever somebody asks
+
 
 class LazyImages(ABC):
     """Images of any size, seen through a window of size x size; a size of None shows them whole."""
@@ -27,6 +29,7 @@ class LazyImages(ABC):
         check_view(size, channels)
         self.size = size
         self.channels = channels
+        self._fingerprint: str | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -40,6 +43,19 @@ class LazyImages(ABC):
         first.
         """
         return None
+
+    def conditions(self) -> Any:
+        """What the conditions depend on, as `fingerprint` takes it; None where there are none."""
+        return None
+
+    def fingerprint(self) -> str:
+        """What all items are, without decoding any: what pixels and conditions depend on.
+
+        It is looked for at every call in sets of up to 16,384 images, and once in larger ones.
+        """
+        if self._fingerprint is None or len(self) <= _LOOKED_AT:
+            self._fingerprint = fingerprint(self.identity(), self.conditions())
+        return self._fingerprint
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -83,15 +99,16 @@ class ImageFiles(LazyImages):
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 
     def identity(self) -> dict[str, Any]:
-        # names below the root and lengths in bytes: a moved folder keeps its cache, one with other
+        # names below the root, lengths and times: a moved folder keeps its cache, one with other
         # images does not
-        files = [(path.relative_to(self.root).as_posix(), _length(path)) for path in self.paths]
+        names = [path.relative_to(self.root).as_posix() for path in self.paths]
+        files = [(name, *stamp(path)) for name, path in zip(names, self.paths, strict=True)]
         return {
             "kind": type(self).__name__,
             "images": len(self),
             "size": self.size,
             "channels": self.channels,
-            "files": fingerprint(files),
+            "files": fingerprint(repr(files)),
         }
 
 
@@ -109,5 +126,10 @@ def _crop(pixels: Tensor, size: int, corner: tuple[float, float] | None) -> Tens
     return pixels[:, top : top + size, left : left + size]
 
 
-def _length(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
+def stamp(path: Path) -> tuple[int, int] | tuple[None, None]:
+    """Length in bytes and time of the last change in nanoseconds; nothing of no file."""
+    try:
+        found = path.stat()
+    except OSError:  # whoever reads it says so
+        return None, None
+    return found.st_size, found.st_mtime_ns

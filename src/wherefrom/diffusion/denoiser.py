@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..artefacts.architecture import network_identity
+from ..artefacts.functions import function_fingerprint
 from ..artefacts.identity import fingerprint
 from ..data.items import Cond, map_cond
 from ..errors import WherefromError
@@ -255,13 +257,13 @@ class Denoiser:
                         parameter.requires_grad_(flag)
 
     def identity(self) -> dict[str, str]:
-        """What all that is computed with this model depends on: its class, weights and process, as
-        short digests.
+        """What all that is computed with this model depends on: its class, settings, weights and
+        process, and how it is called, as short digests.
         """
         return {
-            "network": type(self.network).__name__,
-            "weights": fingerprint(dict(self.network.state_dict())),
+            **network_identity(self.network),
             "process": fingerprint(self.process),
+            "call": call_identity(self.call),
         }
 
     def ran(self, layers: set[str]) -> None:
@@ -294,6 +296,11 @@ class Denoiser:
 def _given(condition: Tensor) -> Tensor:
     """A condition as it is given: whatever it was computed by is not part of the network."""
     return condition.clone() if condition.is_inference() else condition.detach()
+
+
+def call_identity(call: Call | None) -> str:
+    """How a network is called, as a short digest; "plain" where nothing adapts it."""
+    return "plain" if call in (None, call_plainly) else function_fingerprint(call)
 
 
 def call_plainly(

@@ -28,7 +28,7 @@ from .batches import Feed, Order, kept_indices
 from .denoiser import Call, call_plainly
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
-from .training import check_enough, check_takes_bit, device_of, resumed
+from .training import check_enough, check_takes_bit, device_of, resumed, start_identity
 from .turns import turn
 
 # cuDNN's attention cannot be both batched over networks and compiled
@@ -70,7 +70,7 @@ def train_together(
     checkpoint, start = None, 0
     if store is not None:
         identity = {
-            "process": fingerprint(process),
+            **start_identity(network, process, call),
             "data": data_fingerprint(dataset),
             "keeps": [None if one is None else fingerprint(one) for one in kept],
             **settings.identity(),

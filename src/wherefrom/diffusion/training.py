@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from ..artefacts.architecture import network_identity
 from ..artefacts.artefact import Folder
 from ..artefacts.checkpoint import Checkpoint
 from ..artefacts.identity import fingerprint
@@ -20,7 +21,7 @@ from ..data.items import Cond, Dataset, length
 from ..errors import WherefromError
 from ..running.modes import outside_inference
 from .batches import Feed, Order, kept_indices
-from .denoiser import Call, call_plainly
+from .denoiser import Call, call_identity, call_plainly
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
 from .turns import turn
@@ -62,7 +63,7 @@ def train(
         coupled: with `keep`, share batches, noise, flips and dropout with the run that keeps
             everything, so that the two differ only by what was left out.
         store: a folder for checkpoints. A run that was interrupted goes on from there, a finished
-            one is returned at once.
+            one is returned at once; from other initial weights it is another run, and refused.
         warmup: steps of linear warm-up; None: a twentieth of the run, as in the paper.
         decay: last steps, over which the learning rate falls to 0; in the paper none. Such a run
             cannot be made longer.
@@ -94,7 +95,7 @@ def train(
     if store is not None:
         all_kept = kept is None or len(kept) == count
         identity = {
-            "process": fingerprint(process),
+            **start_identity(network, process, call),
             "data": data_fingerprint(dataset),
             "keep": None if all_kept else fingerprint(kept),
             **settings.identity(),
@@ -138,6 +139,22 @@ class _Alone(Run):
 def _one_network(batches: Iterable[tuple[Tensor, Cond]]) -> Iterator[tuple[Tensor, Cond]]:
     for x, cond in batches:
         yield x[None], cond
+
+
+def start_identity(network: nn.Module, process: Process, call: Call | None) -> dict[str, str]:
+    """Where a training starts: the network with its initial weights and those of them that learn,
+    its process, and how it is called.
+    """
+    start = network_identity(network)
+    learning = [name for name, weight in network.named_parameters() if weight.requires_grad]
+    return {
+        "network": start["network"],
+        "architecture": start["architecture"],
+        "initial_weights": start["weights"],
+        "learning": fingerprint(learning),
+        "process": fingerprint(process),
+        "call": call_identity(call),
+    }
 
 
 def resumed(checkpoint: Checkpoint, steps: int) -> int:

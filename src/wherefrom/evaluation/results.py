@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..artefacts.files import save_bytes
+from ..artefacts.files import check_readable, save_bytes
 from ..errors import WherefromError
 from .statistics import (
     Estimate,
@@ -218,6 +218,7 @@ class Results:
         """The rows of a CSV file that `save` wrote."""
         if not Path(path).is_file():
             raise WherefromError(f"there is no file {path}: run the evaluation first")
+        check_readable(path)
         with open(path, newline="") as file:
             try:
                 return cls([_row(*line) for line in list(csv.reader(file))[1:]])

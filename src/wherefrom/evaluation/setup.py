@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..artefacts.architecture import network_identity
 from ..artefacts.identity import fingerprint
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, map_cond, split, stack_conds
-from ..diffusion.denoiser import Call, Denoiser
+from ..diffusion.denoiser import Call, Denoiser, call_identity
 from ..diffusion.process import Process
 from ..diffusion.run import Settings
 from ..diffusion.sampling import sample
@@ -174,7 +175,8 @@ class Setup:
             "data": data_fingerprint(self.dataset),
             "images": length(self.dataset),
             "conditions": None if self.conditions is None else data_fingerprint(self.conditions),
-            "network": fingerprint(dict(self.network(0).state_dict())),
+            **network_identity(self.network(0)),
+            "call": call_identity(self.call),
             **plain,
             "sampling_steps": self.sampling_steps,
             "guidance": self.guidance,

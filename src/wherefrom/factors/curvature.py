@@ -7,6 +7,7 @@ It is fitted once, kept as an artefact, and shared by whatever compares gradient
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -18,6 +19,7 @@ from ..artefacts.pace import Pace
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length
 from ..diffusion.draws import resampled_cotangent
+from ..diffusion.pulse import Pulse
 from ..errors import WherefromError
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
@@ -53,6 +55,7 @@ class Curvature:
         self._moments: Moments | None = None
         self._roots: dict[str, Roots] | None = None
         self._identity: dict[str, Any] = {}  # of what was fitted
+        self._pulse: Pulse | None = None  # of the network that it is of
 
     @property
     def observations(self) -> int:
@@ -73,6 +76,12 @@ class Curvature:
                 "there is no curvature yet: call fit(dataset) first, or load a saved one"
             )
 
+    def check_unchanged(self) -> None:
+        """Refuse to go on without a curvature, or with that of other weights than the network's."""
+        self.check_fitted()
+        assert self._pulse is not None
+        self._pulse.check()
+
     def moment(self, part: str, side: Literal["a", "b"]) -> Tensor:
         """A or B of a part: a symmetric matrix, or a vector where it is diagonal."""
         if self._moments is None:
@@ -86,7 +95,7 @@ class Curvature:
         the data set under this curvature.
         """
         check_batch_size(batch_size)
-        self.check_fitted()
+        self.check_unchanged()
         x, cond = self.probe.queries(queries)
         self.probe.check_shape(item_shape(dataset), "the data set")
         return x, cond
@@ -118,12 +127,14 @@ class Curvature:
             about: settings that are kept beside it, for whoever loads it.
         """
         check_batch_size(batch_size)
-        probe, chosen = self.probe, self._chosen(dataset, samples)
+        probe, chosen, pulse = self.probe, self._chosen(dataset, samples), self._now()
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}
         artefact = Artefact.claim(store, "curvature", {**self.identity(), **data})
         if self.kind == "identity":
-            artefact.finish(self._state(None, about, done=len(chosen), batch=1))
-            self._take(None, artefact)
+            state = self._state(None, about, done=len(chosen), batch=1)
+            if artefact.state != plain(state):
+                artefact.finish(state)
+            self._take(None, artefact, pulse)
             return self
         moments = self._empty()
         start, size = 0, budget.fitting(batch_size, probe.image_bytes(dataset))
@@ -131,10 +142,11 @@ class Curvature:
             moments.restore(artefact.read("moments"), artefact.state["counts"])
             # the same batches give the same sums
             start, size = int(artefact.state["done"]), int(artefact.state["batch"])
-        probe.prepare(size, len(chosen))
+        if start < len(chosen):
+            probe.prepare(size, len(chosen))
         pace, draws = Pace(), len(probe.draws)
         with (
-            artefact.as_it_began(),
+            artefact.as_it_began() if start < len(chosen) else nullcontext(),
             probe.denoiser.frozen(),
             bar(len(chosen) * draws, "curvature", "image", initial=start * draws) as progress,
         ):
@@ -155,8 +167,12 @@ class Curvature:
         state = {**artefact.state, "about": dict(about or {})}
         if artefact.state and artefact.state != plain(state):  # fitted before, for other settings
             artefact.commit(state)
-        self._take(moments, artefact)
+        self._take(moments, artefact, pulse)
         return self
+
+    def _now(self) -> Pulse:
+        network = self.probe.denoiser.network
+        return Pulse(network, "the curvature was fitted", "fit it again, or load another")
 
     def _chosen(self, dataset: Dataset, samples: int | None) -> Tensor:
         count = length(dataset)
@@ -192,13 +208,13 @@ class Curvature:
         dtype = torch.promote_types(self.probe.dtype, torch.float32)
         return Moments(self.probe.parts, self.probe.denoiser.device, dtype)
 
-    def _take(self, moments: Moments | None, artefact: Artefact) -> None:
+    def _take(self, moments: Moments | None, artefact: Artefact, pulse: Pulse) -> None:
         """Be what was fitted; only now, so that a fit that fails leaves an earlier one whole."""
         if moments is None:
             self._roots = {part.name: (None, None) for part in self.probe.parts}
         else:
             self._roots = moments.roots(self.damping, self.probe.dtype)
-        self._moments, self._identity = moments, artefact.identity
+        self._moments, self._identity, self._pulse = moments, artefact.identity, pulse
         self.images = int(artefact.identity["images"])
 
     # --- on disk --------------------------------------------------------------------------------
@@ -219,6 +235,7 @@ class Curvature:
 
     def load(self, artefact: Artefact) -> Self:
         """Take up one that was kept, of the same model; an unfinished one is refused."""
+        pulse = self._now()
         artefact.check(self.identity(), "model")
         images, done = int(artefact.identity["images"]), int(artefact.state["done"])
         if done < images:
@@ -227,9 +244,9 @@ class Curvature:
                 "images: call fit(dataset, store=...) again with this folder to finish it"
             )
         if self.kind == "identity":
-            self._take(None, artefact)
+            self._take(None, artefact, pulse)
             return self
         moments = self._empty()
         moments.restore(artefact.read("moments"), artefact.state["counts"])
-        self._take(moments, artefact)
+        self._take(moments, artefact, pulse)
         return self

@@ -138,6 +138,7 @@ class TID(Attributor):
     @outside_inference
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
         """tau within a batch x [B, C, H, W] at one draw, [B, B], symmetric, on the device."""
+        self.curvature.check_unchanged()
         return self._pairwise(x, draw, cond, tapped=False)[0]
 
     @outside_inference

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
-from ..attribution.attributor import Attributor, Chunks
+from ..attribution.attributor import Attributor, Chunks, check_same_data
 from ..attribution.result import Attribution
-from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, length, map_cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
+from ..diffusion.pulse import Pulse
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
 from ..running.memory import InChunks
@@ -61,6 +61,8 @@ class TIDE(Attributor):
         self._taps = Taps(denoiser, draws.shape)
         self._compiled: Any = None
         self._bank: Bank | None = None
+        way = "load or distil a student of the network as it is now"
+        self._pulse = Pulse(denoiser.network, "this TIDE was distilled or loaded", way)
         self._in_chunks = InChunks(CHUNK if denoiser.device.type == "cuda" else CHUNK // 8)
 
     @classmethod
@@ -98,6 +100,7 @@ class TIDE(Attributor):
         """Unit vectors of images x [B, C, H, W] at every draw, or at some of them: [B, M, dim],
         float32, on the device.
         """
+        self._pulse.check()
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
         chosen = torch.arange(len(self.draws)) if draws is None else torch.as_tensor(list(draws))
         like, count = next(self.denoiser.network.parameters()), len(x)
@@ -150,7 +153,12 @@ class TIDE(Attributor):
         evaluations = length(dataset) * len(self.draws) / CHUNK
         if self.denoiser.device.type == "cuda" and evaluations >= _WORTH and self._compiled is None:
             self._compiled = torch.compile(self._forward, dynamic=False)
-        return Bank.build(self, dataset, folder, dtype, batch_size)
+        with self._pulse.held():
+            return Bank.build(self, dataset, folder, dtype, batch_size)
+
+    def check_unchanged(self) -> None:
+        """Refuse a network whose weights are no longer those that the student was taught."""
+        self._pulse.check()
 
     # --- as any other attributor ------------------------------------------------------------------
 
@@ -174,10 +182,11 @@ class TIDE(Attributor):
         return self._indexed(dataset, batch_size).search(queries, top_k)
 
     def _indexed(self, dataset: Dataset, batch_size: int) -> Bank:
-        """The bank of this training set: the fitted one, or one made now."""
-        if self._bank is None or self._bank.store.data != data_fingerprint(dataset):
+        """The bank of this training set: the fitted one, or one made now, at the first use."""
+        if self._bank is None:
             self.fit(dataset, batch_size)
         assert self._bank is not None
+        check_same_data("TIDE", self._bank.store.data, dataset)
         if not torch.equal(self._bank.ids, torch.arange(length(dataset))):
             raise WherefromError(
                 "images were appended to or deleted from this bank: use its own search and "

@@ -43,6 +43,10 @@ class Embeds(Protocol):
         """Unit vectors [B, dim] of activations that were listened to."""
         ...
 
+    def check_unchanged(self) -> None:
+        """Refuse to go on where the model is no longer what the vectors are of."""
+        ...
+
 
 class Searched(Protocol):
     """What a trace asks of the vectors that it compares with; `Bank` has it."""
@@ -145,6 +149,7 @@ class Trace:
 def traced(bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> Iterator[Trace]:
     """See `Bank.trace`."""
     check_top_k(top_k, len(bank))  # before anything is generated
+    bank.student.check_unchanged()
     own = bank.student.denoiser
     if denoiser.network is not own.network and denoiser.identity() != own.identity():
         raise WherefromError(

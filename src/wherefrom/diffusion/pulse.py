@@ -1,0 +1,100 @@
+"""The pulse of a network: a number for each of its weights, to see whether they are still what they
+were when something was computed with them.
+
+The numbers are sums of whole numbers, the bits of the weights, so they are the same on every device
+and with any number of threads. They see every change of a value, also one that no version counter
+notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..artefacts.architecture import settings_of
+from ..errors import WherefromError
+
+_COLUMNS = 64  # whole numbers of a row
+
+
+class Pulse:
+    """A network as it is now.
+
+    Args:
+        network: whose weights and settings are remembered.
+        of: what was made with it, in words: "this TID was fitted".
+        way: what to do once it has changed.
+    """
+
+    def __init__(self, network: nn.Module, of: str, way: str) -> None:
+        self._network, self._of, self._way = network, of, way
+        self._before = _taken(network)
+        self._held = False
+
+    def check(self) -> None:
+        """Refuse a network that has changed since; reads its weights once."""
+        if self._held:
+            return
+        now = _taken(self._network)
+        changed = [
+            name for name in {**self._before, **now} if self._before.get(name) != now.get(name)
+        ]
+        if changed:
+            several = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise WherefromError(
+                f"{type(self._network).__name__} has changed since {self._of} ({changed[0]}"
+                f"{several}): put it back as it was, or {self._way}"
+            )
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Checks once, and inside no more: for work that asks again and again."""
+        self.check()
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
+
+
+@torch.no_grad()
+def _taken(network: nn.Module) -> dict[str, Any]:
+    """By name, what tells a weight or a module's settings from others."""
+    weights = network.state_dict()
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        by_device.setdefault(tensor.device, {})[name] = _sums(tensor)
+    found: dict[str, Any] = {
+        f"settings of {name or 'the network'}": (kind, settings)
+        for name, kind, settings in settings_of(network)
+    }
+    for sums in by_device.values():  # one wait for each device
+        values = torch.stack(list(sums.values())).tolist()
+        found |= {
+            name: (str(tensors[name].dtype), tuple(tensors[name].shape), *value)
+            for name, value in zip(sums, values, strict=True)
+        }
+    return found
+
+
+def _sums(tensor: Tensor) -> Tensor:
+    """The bits of a tensor, summed so that both a changed and a moved value show: [3] int64."""
+    plain = tensor.detach().contiguous().flatten().view(torch.uint8)
+    whole = len(plain) // (8 * _COLUMNS) * (8 * _COLUMNS)
+    rest = plain[whole:].long()
+    bits = plain[:whole]
+    if bits.storage_offset() % 8:
+        bits = bits.clone()
+    table = bits.view(torch.int64).view(-1, _COLUMNS)
+    rows, columns = table.sum(1), table.sum(0)
+    return torch.stack([_placed(rows), _placed(columns), _placed(rest)])
+
+
+def _placed(values: Tensor) -> Tensor:
+    """A sum that depends on the order."""
+    return (values * torch.arange(1, len(values) + 1, device=values.device)).sum()

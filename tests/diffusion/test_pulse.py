@@ -1,0 +1,222 @@
+"""The pulse of a network sees every change of its weights and settings, and nothing else; whoever
+holds results of a network refuses to go on once it has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wherefrom
+from helpers import Noise, small_dit, stirred
+from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence
+from wherefrom.diffusion.pulse import Pulse
+from wherefrom.running.threads import threads
+
+EDM = wherefrom.EDM()
+DATA, QUERY = Noise(12), Noise(13).x[12:]
+
+
+def network() -> nn.Module:
+    return stirred(small_dit(depth=1))
+
+
+def added(net: Any) -> None:
+    with torch.no_grad():
+        net.blocks[0].attention.qkv.weight[3, 5] += 1e-6
+
+
+def written_past_the_version(net: Any) -> None:
+    weight = net.patchify.weight
+    weight.data.copy_(weight.data + 1e-3)
+
+
+def moved(net: Any) -> None:
+    weight = net.blocks[0].attention.qkv.weight.data
+    weight.copy_(weight.flip(0))
+
+
+def swapped_neighbours(net: Any) -> None:
+    weight = net.blocks[0].attention.qkv.weight.data.view(-1)
+    weight[:2] = weight[:2].flip(0)
+
+
+def loaded(net: Any) -> None:
+    net.load_state_dict(stirred(small_dit(depth=1), 0.06).state_dict())
+
+
+def with_other_heads(net: Any) -> None:
+    net.blocks[0].attention.heads = 4
+
+
+def halved(net: Any) -> None:
+    net.half()
+
+
+CHANGES = [added, written_past_the_version, moved, swapped_neighbours, loaded, halved]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, with_other_heads])
+def test_every_change_is_seen_and_named(change: Callable[[Any], None]) -> None:
+    net = network()
+    pulse = Pulse(net, "this was made", "make it again")
+    pulse.check()
+    change(net)
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"DiT has changed since this was made \(.+\): put it back .*, or make it again",
+    ):
+        pulse.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_what_changes_no_number_is_no_change(dtype: torch.dtype) -> None:
+    with threads(1):
+        net = network().to(dtype)
+        pulse = Pulse(net, "this was made", "make it again")
+    net.train().requires_grad_(False)
+    net.to(memory_format=torch.channels_last)
+    for parameter in net.parameters():
+        parameter.data = parameter.data.clone()  # another place
+    with threads(2):
+        pulse.check()
+
+
+def test_tensors_of_any_size_and_place_are_seen() -> None:
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            flat = torch.arange(2000, dtype=torch.float32)
+            self.one = nn.Parameter(flat[1:1030])  # begins in the middle of a whole number
+            self.flag = nn.Buffer(torch.tensor([True, False]))
+            self.scalar = nn.Parameter(torch.tensor(1.0))
+            self.empty = nn.Parameter(torch.zeros(0))
+
+    for name, place in [("one", 0), ("one", 1028), ("one", 500), ("flag", 0), ("scalar", ())]:
+        net = Views()
+        pulse = Pulse(net, "this was made", "make it again")
+        with torch.no_grad():
+            getattr(net, name)[place] = 0
+        with pytest.raises(wherefrom.WherefromError, match=rf"\({name}\)"):
+            pulse.check()
+
+
+def test_work_that_is_held_asks_once() -> None:
+    net = network()
+    pulse = Pulse(net, "this was made", "make it again")
+    with pulse.held():
+        added(net)
+        pulse.check()
+    with pytest.raises(wherefrom.WherefromError), pulse.held():
+        raise AssertionError("not entered")
+
+
+# --- whoever holds results of a network -----------------------------------------------------------
+
+
+def fitted(make: Callable[..., Any], **settings: Any) -> Callable[[Any, Any], Any]:
+    def use(denoiser: Any, draws: Any) -> Any:
+        attributor = make(denoiser, draws, **settings).fit(DATA)
+        return lambda: attributor.scores(QUERY, DATA)
+
+    return use
+
+
+def of_the_teacher(ask: Callable[[wherefrom.TID], Any]) -> Callable[[Any, Any], Any]:
+    def use(denoiser: Any, draws: Any) -> Any:
+        tid = wherefrom.TID(denoiser, draws).fit(DATA)
+        return lambda: ask(tid)
+
+    return use
+
+
+def student(denoiser: Any, draws: Any, tid: wherefrom.TID | None = None) -> wherefrom.TIDE:
+    tid = tid or wherefrom.TID(denoiser, draws).fit(DATA)
+    size = {"batch_size": 4, "dim": 16, "hidden": 8, "heads": 2}
+    return wherefrom.TIDE.distill(tid, DATA, 1, **size)
+
+
+def of_the_student(ask: Callable[[wherefrom.TIDE], Any]) -> Callable[[Any, Any], Any]:
+    def use(denoiser: Any, draws: Any) -> Any:
+        tide = student(denoiser, draws)
+        return lambda: ask(tide)
+
+    return use
+
+
+def of_the_bank(ask: Callable[[wherefrom.Bank], Any]) -> Callable[[Any, Any], Any]:
+    def use(denoiser: Any, draws: Any) -> Any:
+        bank = student(denoiser, draws).index(DATA)
+        return lambda: ask(bank)
+
+    return use
+
+
+def traced(bank: wherefrom.Bank) -> Tensor:
+    with bank.trace(bank.student.denoiser, top_k=2) as trace:
+        wherefrom.sample(bank.student.denoiser, QUERY, steps=2)
+    return trace.hits.scores
+
+
+HOLDERS: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
+    "TID.scores": fitted(wherefrom.TID),
+    "TID.attribute": of_the_teacher(lambda tid: tid.attribute(QUERY, DATA, top_k=2).scores),
+    "TID.pairwise": of_the_teacher(lambda tid: tid.pairwise(DATA.x[:3], tid.draws[0])),
+    "TIDE.distill": of_the_teacher(lambda tid: student(None, None, tid).embed(QUERY)),
+    "TIDE.embed": of_the_student(lambda tide: tide.embed(QUERY)),
+    "TIDE.index": of_the_student(lambda tide: tide.index(DATA).scores(QUERY)),
+    "TIDE.scores": of_the_student(lambda tide: tide.scores(QUERY, DATA)),
+    "Bank.search": of_the_bank(lambda bank: bank.search(QUERY, top_k=2).scores),
+    "Bank.scores": of_the_bank(lambda bank: bank.scores(QUERY)),
+    "Bank.append": of_the_bank(lambda bank: bank.append(Noise(2))),
+    "Bank.trace": of_the_bank(traced),
+    "KFACInfluence": fitted(KFACInfluence),
+    "DTRAK": fitted(DTRAK, dim=16),
+    "TRAK": fitted(TRAK, dim=16),
+    "DAS": fitted(DAS, dim=16),
+    "MUCS": fitted(MUCS, batch=4, max_steps=1, lr=1e-3),
+    "activations": fitted(Encoder.activations),
+}
+
+
+@pytest.mark.filterwarnings("ignore:query 0 is as strange")
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_whoever_holds_results_of_a_network_refuses_it_once_it_has_changed(holder: str) -> None:
+    denoiser = wherefrom.Denoiser(network(), EDM)
+    ask = HOLDERS[holder](denoiser, wherefrom.Draws(EDM, (1, 8, 8), count=2))
+    before = {name: value.clone() for name, value in denoiser.network.state_dict().items()}
+    ask()
+    written_past_the_version(denoiser.network)
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"DiT has changed since .* \(patchify.weight\): put it back"
+    ):
+        ask()
+    denoiser.network.load_state_dict(before)
+    ask()
+
+
+def test_an_encoder_that_has_changed_is_refused_and_fitting_again_is_the_way_out() -> None:
+    encode = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    method = Encoder(encode).fit(DATA)
+    with torch.no_grad():
+        encode[1].weight.add_(1)
+    with pytest.raises(wherefrom.WherefromError, match=r"Sequential was fitted.*fit it again"):
+        method.scores(QUERY, DATA)
+    method.fit(DATA).scores(QUERY, DATA)
+
+
+def test_a_second_fit_of_mucs_is_of_the_network_as_it_is_now() -> None:
+    settings: dict[str, Any] = {"batch": 4, "max_steps": 1, "lr": 1e-3}
+    draws = wherefrom.Draws(EDM, (1, 8, 8), count=2)
+    net = network()
+    method = MUCS(wherefrom.Denoiser(net, EDM), draws, **settings).fit(DATA)
+    before = method._fitted.losses
+    loaded(net)
+    again = method.fit(DATA)._fitted.losses
+    fresh = MUCS(wherefrom.Denoiser(net, EDM), draws, **settings).fit(DATA)
+    assert torch.equal(again, fresh._fitted.losses)
+    assert not torch.equal(again, before)
