@@ -166,7 +166,7 @@ def _array(array: Tensor | np.ndarray[Any, Any]) -> Any:
     """One array, and its content where it is small."""
     if isinstance(array, Tensor):
         small = array.nbytes <= _LOOKED_THROUGH and not array.is_meta
-        where = array.data_ptr(), array._version
+        where = array.data_ptr(), None if array.is_inference() else array._version
         return *where, tuple(array.shape), checksum([array]) if small else None
     plain = array.dtype.kind in "biuf" and array.nbytes <= _LOOKED_THROUGH
     content = checksum([torch.from_numpy(np.array(array))]) if plain else None
