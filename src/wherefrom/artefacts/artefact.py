@@ -248,7 +248,7 @@ class Artefact:
         return found._files
 
     def _refuse_another(self, found: Artefact) -> None:
-        differs = differing(found.identity, self.identity)
+        differs = differing(self.identity, found.identity)
         if differs:
             raise WherefromError(
                 f"the {self.kind} in {self.folder} was replaced by another one meanwhile "

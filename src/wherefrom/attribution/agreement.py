@@ -21,10 +21,9 @@ def spearman(one: Tensor, other: Tensor) -> Tensor:
 
 def _ranks(scores: Tensor) -> Tensor:
     """The ranks of scores [Q, N] in their rows, from 0 on."""
+    scores = scores.contiguous()
     ascending = scores.sort(1).values
-    below, up_to = (
-        torch.searchsorted(ascending, scores.contiguous(), right=right) for right in (False, True)
-    )
+    below, up_to = (torch.searchsorted(ascending, scores, right=right) for right in (False, True))
     ranks = (below + up_to - 1).double() / 2
     return ranks.masked_fill(scores.isnan().any(1, keepdim=True), torch.nan)
 
@@ -33,16 +32,18 @@ def shared_top(one: Tensor, other: Tensor, share: float = 0.02) -> Tensor:
     """How much of its top 2 % one score matrix shares with another, row by row: [Q, N] and [Q, N]
     to [Q].
 
-    Where equal scores lie across the cut, each of these items belongs to the top by the same part,
-    so that together they fill it; two tops share the smaller part.
+    Where equal scores lie across the cut, it is what two draws of lots among them share on average:
+    scores that are all equal share with any others as much as chance does.
     """
     top = max(1, round(share * one.shape[1]))
-    mine, theirs = (_part_of_top(scores, top) for scores in (one, other))
-    return torch.minimum(mine, theirs).sum(1) / top
+    mine, theirs = (_in_top(scores, top) for scores in (one, other))
+    return (mine * theirs).sum(1) / top
 
 
-def _part_of_top(scores: Tensor, top: int) -> Tensor:
-    """By how much each item belongs to the first `top` of its row: [Q, N] float64 from 0 to 1."""
+def _in_top(scores: Tensor, top: int) -> Tensor:
+    """How likely each item is among the first `top` of its row, [Q, N] float64, where lots are drawn
+    among equal ones.
+    """
     last = scores.topk(top, 1).values[:, -1:]
     above, equal = (scores > last).double(), (scores == last).double()
     free = top - above.sum(1, keepdim=True)
