@@ -320,12 +320,17 @@ def test_another_that_came_into_the_folder_meanwhile_is_not_replaced(tmp_path: P
 
 
 def test_notes_that_several_add_are_all_kept(tmp_path: Path) -> None:
-    folders = [SeedFolder(tmp_path) for _ in range(2)]
-    known = [folder._removals() for folder in folders]
-    for number, one in enumerate(known):
-        with one.newest():
-            one.commit({**one.state, str(number): number})
-    assert folders[0]._removals().state == {"0": 0, "1": 1}
+    def work(number: int) -> None:
+        for step in range(5):
+            SeedFolder(tmp_path).note({(f"method {number}", step): "key"})
+
+    writers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    wanted = {f"method {number} {step}" for number in range(4) for step in range(5)}
+    assert set(Artefact.open(tmp_path / "removals", "list of removals").state) == wanted
 
 
 def test_what_a_killed_writer_left_is_taken_away_by_the_next_commit(tmp_path: Path) -> None:

@@ -102,6 +102,9 @@ def test_a_search_is_both_ends_of_a_full_sort(bank):
     assert torch.equal(hits.least_indices, order.flip(1)[:, :12])
     assert torch.equal(hits.least_scores, best.flip(1)[:, :12])
     assert hits.percentiles[0, :2].tolist() == pytest.approx([100, 100 * 38 / 39])
+    deviation, mean = torch.std_mean(bank.scores(QUERIES), 1, correction=0, keepdim=True)
+    torch.testing.assert_close(hits.standardised, (hits.scores - mean) / deviation)
+    torch.testing.assert_close(hits.least_standardised, (hits.least_scores - mean) / deviation)
 
 
 def test_groups_of_queries_and_chunks_of_the_bank_do_not_matter(bank, monkeypatch):

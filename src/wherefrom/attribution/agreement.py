@@ -41,8 +41,8 @@ def shared_top(one: Tensor, other: Tensor, share: float = 0.02) -> Tensor:
 
 
 def _in_top(scores: Tensor, top: int) -> Tensor:
-    """How likely each item is among the first `top` of its row, [Q, N] float64, where lots are drawn
-    among equal ones.
+    """How likely each item is among the first `top` of its row where lots are drawn among equal
+    ones: [Q, N] float64.
     """
     last = scores.topk(top, 1).values[:, -1:]
     above, equal = (scores > last).double(), (scores == last).double()
