@@ -144,8 +144,7 @@ class Artefact:
         """The tensors of a name; a file is mapped into memory, and looked through for damage the
         first time.
         """
-        tensors = self._held.get(name)
-        if tensors is None:
+        if name not in self._held:
             assert self.folder is not None
             file = self._files[name]
             path = self.folder / file.name
@@ -153,15 +152,13 @@ class Artefact:
             try:
                 tensors = load(path)[0]
             except WherefromError as error:
-                self._refuse_changed(name)
                 raise WherefromError(f"{path} is missing, truncated or damaged: {anew}") from error
             if _checksum(tensors) != file.checksum:
-                self._refuse_changed(name)
                 raise WherefromError(
                     f"{path} is not what was written there (its checksum differs): {anew}"
                 )
             self._held[name] = tensors
-        return tensors
+        return self._held[name]
 
     def write(self, name: str, tensors: Mapping[str, Tensor], draft: Draft | None = None) -> None:
         """Put tensors beside what is there; they count only once they are committed."""
@@ -198,10 +195,10 @@ class Artefact:
                 for gone in before - {file.name for file in files.values()}:
                     (self.folder / gone).unlink(missing_ok=True)
                 sweep(self.folder)
-            # what was replaced or dropped is no longer what was read
-            kept = {name for name in files if name not in settled}
-            self._held = {name: one for name, one in dict(self._held).items() if name in kept}
-            self._held |= held
+            # what was replaced or dropped is no longer what was read; other threads read on
+            for name in [name for name in list(self._held) if name in settled or name not in files]:
+                del self._held[name]
+            self._held.update(held)
             self._files, self._anew, self.state = files, False, plain(state)
 
     def discard(self) -> None:
@@ -243,7 +240,9 @@ class Artefact:
         found = type(self).open(self.folder, self.kind)
         if not self._anew:
             self._refuse_another(found)
-            if keep and (found.state, found._files) != (self.state, self._files):
+            # as words: NaN is not equal to itself
+            same = json.dumps(found.state) == json.dumps(self.state)
+            if keep and not (same and found._files == self._files):
                 raise self._changed()
         return found._files
 
@@ -254,14 +253,6 @@ class Artefact:
                 f"the {self.kind} in {self.folder} was replaced by another one meanwhile "
                 f"({differs}): open it again, or choose another folder"
             )
-
-    def _refuse_changed(self, name: str) -> None:
-        """Where a file is not what it was when the artefact was opened: say so if it was replaced,
-        and not damaged.
-        """
-        assert self.folder is not None
-        if there(self.folder) and not self._unchanged(name, self.open(self.folder, self.kind)):
-            raise self._changed()
 
     def _changed(self) -> WherefromError:
         return WherefromError(

@@ -72,8 +72,9 @@ class Draft:
             file = ""
             if self._folder is not None:
                 file = f"{name}.safetensors"
-                if file in taken:  # what is listed stays untouched until the list is another
-                    file = f"{name}.next.safetensors"
+                while file in taken:  # what is listed stays untouched until the list is another
+                    file = file.replace(".safetensors", ".next.safetensors")
+                taken = {*taken, file}
                 _move(self._folder / part.file, self._folder / file)
             settled[name] = file, part.checksum
         self._release()
