@@ -7,11 +7,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ import wherefrom
 from helpers import Noise, contents, small_dit, stirred
 from wherefrom.artefacts import artefact as module
 from wherefrom.artefacts.artefact import Artefact
+from wherefrom.evaluation.study import SeedFolder
 from wherefrom.running.threads import threads
 
 IDENTITY = {"weights": "abc", "settings": (1, 2)}
@@ -304,3 +308,141 @@ def test_one_begun_anew_takes_nothing_of_the_old_along(tmp_path: Path) -> None:
     new.commit({"step": 2})
     assert Artefact.open(tmp_path, "test").names == ["run"]
     assert sorted(contents(tmp_path)) == ["artefact.json", "run.safetensors"]
+
+
+# --- several writers ------------------------------------------------------------------------------
+
+
+def full(step: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.full((50,), step)}
+
+
+def test_what_one_has_not_committed_touches_nothing_that_another_has(tmp_path: Path) -> None:
+    one, other = claimed(tmp_path), claimed(tmp_path)
+    for step in range(3):
+        one.finish({"step": step}, run=full(step))
+        other.write("run", full(-1))
+        assert claimed(tmp_path).read("run")["x"].unique().tolist() == [step]
+    other.discard()
+    assert claimed(tmp_path).read("run")["x"].unique().tolist() == [2]
+    assert sorted(contents(tmp_path)) == ["artefact.json", "run.safetensors"]
+
+
+def test_two_that_finish_in_turns_leave_one_whole_commit_each_time(tmp_path: Path) -> None:
+    one, other = claimed(tmp_path), claimed(tmp_path)
+    for step in range(6):
+        writer = (one, other, other)[step % 3]
+        writer.finish({"step": step}, run=full(step))
+        kept = claimed(tmp_path)
+        assert kept.state == {"step": step}
+        assert kept.read("run")["x"].unique().tolist() == [step]
+        assert len(contents(tmp_path)) == 2
+
+
+def test_threads_that_write_at_once_leave_a_whole_commit_at_every_moment(tmp_path: Path) -> None:
+    claimed(tmp_path).finish({"step": 0}, run=full(0))
+    done, wrong = threading.Event(), []
+
+    def look() -> None:
+        while not done.is_set():
+            kept = Artefact.open(tmp_path, "test")
+            try:
+                found = kept.read("run")["x"].unique().tolist()
+            except wherefrom.WherefromError:
+                if Artefact.open(tmp_path, "test").state == kept.state:
+                    wrong.append(kept.state)  # and nobody has replaced it meanwhile
+                continue
+            if found != [kept.state["step"]]:
+                wrong.append(kept.state)
+
+    def work(number: int) -> None:
+        kept = claimed(tmp_path)
+        for step in range(10):
+            kept.finish({"step": 10 * number + step}, run=full(10 * number + step))
+
+    looking = threading.Thread(target=look)
+    writers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in (looking, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    looking.join()
+    assert wrong == []
+    assert len(contents(tmp_path)) == 2
+
+
+def test_what_stays_beside_a_commit_must_be_what_is_there_still(tmp_path: Path) -> None:
+    claimed(tmp_path).finish({"step": 0}, run=full(0))
+    one, other = claimed(tmp_path), claimed(tmp_path)
+    one.finish({"step": 1}, run=full(1))
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"the test in .* was changed by somebody else since it was opened: open it again",
+    ):
+        other.commit({"step": 5})
+    assert claimed(tmp_path).read("run")["x"].unique().tolist() == [1]
+    shutil.rmtree(tmp_path)
+    with pytest.raises(wherefrom.WherefromError, match=r"is no longer there: make it again"):
+        one.commit({"step": 2})
+    one.finish({"step": 3}, run=full(3))
+    assert claimed(tmp_path).state == {"step": 3}
+
+
+def test_a_state_with_nan_is_what_is_there_still(tmp_path: Path) -> None:
+    claimed(tmp_path).finish({"recall": math.nan})
+    kept = claimed(tmp_path)
+    kept.commit({"recall": 1.0})
+    assert claimed(tmp_path).state == {"recall": 1.0}
+
+
+def test_another_that_came_into_the_folder_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    one = claimed(tmp_path)
+    claimed(tmp_path, weights="x").finish({"step": 1}, run=full(1))
+    before = contents(tmp_path)
+    with pytest.raises(
+        wherefrom.WherefromError,
+        match=r"was replaced by another one meanwhile \(weights was 'abc' and is now 'x'\)",
+    ):
+        one.finish({"step": 2}, run=full(2))
+    assert contents(tmp_path) == before
+    Artefact.anew(tmp_path, "test", IDENTITY).finish({"step": 2}, run=full(2))
+    assert claimed(tmp_path).state == {"step": 2}
+
+
+def test_names_that_would_share_a_file_do_not(tmp_path: Path) -> None:
+    kept = claimed(tmp_path)
+    for step in range(3):
+        kept.finish({}, **{"run": full(step), "run.next": full(10 + step)})
+        found = claimed(tmp_path)
+        assert found.read("run")["x"].unique().tolist() == [step]
+        assert found.read("run.next")["x"].unique().tolist() == [10 + step]
+
+
+def test_notes_that_several_add_are_all_kept(tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        for step in range(5):
+            SeedFolder(tmp_path).note({(f"method {number}", step): "key"})
+
+    writers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    wanted = {f"method {number} {step}" for number in range(4) for step in range(5)}
+    assert set(Artefact.open(tmp_path / "removals", "list of removals").state) == wanted
+
+
+def test_what_a_killed_writer_left_is_taken_away_by_the_next_commit(tmp_path: Path) -> None:
+    kept = claimed(tmp_path)
+    kept.finish({"step": 1}, run=full(1))
+    process = os.fork()
+    if process == 0:
+        writer = claimed(tmp_path)
+        writer.write("run", full(2))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(process, 0)
+    assert len(contents(tmp_path)) == 4, "a draft, and the lock of its writer"
+    (tmp_path / ".mine.draft").write_text("not a writer's")
+    kept.commit({"step": 2})
+    assert sorted(contents(tmp_path)) == [".mine.draft", "artefact.json", "run.safetensors"]

@@ -72,6 +72,8 @@ def test_the_demo_writes_images_and_their_attribution(demo: Demo) -> None:
         scores = [hit["score"] for hit in about["images"][0][method]["most_influential"]]
         assert scores == sorted(scores, reverse=True)
         assert scores[-1] > about["images"][0][method]["least_influential"][0]["score"]
+        for side, sign in (("most_influential", 1), ("least_influential", -1)):
+            assert sign * about["images"][0][method][side][0]["standardised"] > 0
     assert -1 <= about["spearman"] <= 1
     assert f"rank correlation of {about['spearman']:.2f}" in demo.said
     assert about["model"]["training_images"] == 1797

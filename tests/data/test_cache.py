@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from wherefrom.artefacts import artefact
+from wherefrom.artefacts import artefact, draft
 from wherefrom.data import Images, artbench10, cached, coco, folder, huggingface
 from wherefrom.errors import WherefromError
 
@@ -171,7 +171,7 @@ def test_a_run_that_stops_before_its_last_file_is_made_again(pictures, tmp_path,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(artefact, last, killed)
+        patch.setattr(draft if last == "save" else artefact, last, killed)
         with pytest.raises(KeyboardInterrupt):
             cached(dataset, tmp_path / "cache")
     (tmp_path / "cache" / "pixels.bin").write_bytes(b"\0" * 5)

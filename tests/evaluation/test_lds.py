@@ -47,6 +47,12 @@ def test_any_monotone_relation_counts() -> None:
     )
 
 
+def test_scores_that_are_all_equal_predict_nothing() -> None:
+    _, _, losses = world()
+    members = torch.stack([torch.arange(60).roll(shift) % 2 for shift in range(200)])
+    assert datamodelling_score(torch.full((4, 60), 0.1), members, losses).tolist() == [0] * 4
+
+
 def test_a_querys_loss_is_the_training_loss_averaged_over_draws() -> None:
     one = setup()
     denoiser = one.denoiser(one.network(0))

@@ -60,6 +60,7 @@ def test_with_every_item_a_candidate_the_search_is_the_exact_one(bank, index):
         assert torch.equal(found.indices, exact.indices)
         assert torch.equal(found.least_indices, exact.least_indices)
         assert torch.equal(found.percentiles, exact.percentiles)
+        assert torch.allclose(found.standardised, exact.standardised, atol=1e-4)
 
 
 def test_scores_of_what_is_found_are_exact(bank, index):
@@ -68,6 +69,29 @@ def test_scores_of_what_is_found_are_exact(bank, index):
     assert torch.allclose(found.least_scores, scores.gather(1, found.least_indices), atol=1e-6)
     assert (found.scores[:, 0] > scores.quantile(0.98, 1)).all()
     assert (found.least_scores[:, 0] < scores.quantile(0.02, 1)).all()
+
+
+def test_an_attribution_says_what_it_is_of_and_nothing_of_scores_that_were_not_computed(
+    bank, index
+):
+    found = index.search(QUERIES, top_k=3)
+    how = {"approximate": {"probes": index.probes, "recall": index.recall}}
+    assert found.about == {**bank.search(QUERIES[:1]).about, **how}
+    for part in (found.percentiles, found.standardised, found.least_standardised):
+        assert part.shape == (6, 3)
+        assert part.isnan().all()
+
+
+def test_what_somebody_else_changes_is_not_found_and_changes_no_id(tmp_path):
+    bank = Bank.build(Projection(), Images(80), tmp_path)
+    index, before = bank.approximate(**SETTINGS), bank.search(QUERIES, 5)
+    other = Bank.open(tmp_path, Projection())
+    other.delete(before.indices[0])
+    other.append(Images(80, seed=9))
+    assert torch.equal(index.search(QUERIES, 5).indices, before.indices), "as it was opened"
+    bank.delete([int(before.least_indices[0, 0])])
+    with pytest.raises(wherefrom.WherefromError, match=r"the bank has changed since .*vectors was"):
+        index.search(QUERIES)
 
 
 def test_an_image_of_the_bank_finds_itself(index):

@@ -83,6 +83,42 @@ def test_without_alignment_the_hits_are_the_mean_over_the_steps(bank: wherefrom.
     torch.testing.assert_close(scores, total)
 
 
+def test_every_attribution_says_what_it_is_of(bank: wherefrom.Bank) -> None:
+    denoiser, about = bank.student.denoiser, bank.student.about
+    assert about["method"] == "TIDE"
+    every = list(range(6))
+    assert bank.search(START, 2).about == {**about, "searched_draws": every}
+    assert bank.search(START, 2, draws=2).about == {**about, "searched_draws": [0, 5]}
+    assert bank.nearest(bank.student.embed(START), 2).about == {**about, "searched_draws": every}
+    for aligned in (True, False):
+        with bank.trace(denoiser, 2, aligned) as trace:
+            wherefrom.sample(denoiser, START, steps=6)
+        how = {} if aligned else {"aligned": False}
+        assert trace.hits.about == {**about, "searched_draws": every, **how}
+        steps = [{**about, "searched_draws": [m], "aligned": False} for m in every]
+        assert [step.hits.about for step in trace.by_step] == steps
+
+
+def test_a_trace_is_of_the_bank_as_it_was_when_it_began() -> None:
+    bank = untaught().index(DATA, dtype="float32")
+    with bank.trace(bank.student.denoiser, top_k=30, aligned=False) as plain:
+        wherefrom.sample(bank.student.denoiser, START, steps=3)
+
+    other = wherefrom.Bank(untaught(), bank.store)  # its own network: this one is listened to
+
+    def change(*_: object) -> None:
+        other.delete(other.ids[:1])
+        other.append(Noise(1))
+
+    with (
+        bank.trace(bank.student.denoiser, top_k=30, aligned=False) as trace,
+        bank.student.denoiser.watched(change),
+    ):
+        wherefrom.sample(bank.student.denoiser, START, steps=3)
+    assert torch.equal(trace.hits.indices, plain.hits.indices)
+    assert torch.equal(trace.hits.standardised, plain.hits.standardised)
+
+
 def test_guidance_is_traced_by_its_conditional_evaluations() -> None:
     tide = untaught(classes=3)
     bank, cond = tide.index(Noise(30, labels=True), dtype="float32"), torch.tensor([0, 1, 2])

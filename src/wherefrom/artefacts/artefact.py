@@ -3,7 +3,8 @@ every stage of the library keeps what it made.
 
 `artefact.json` is written last and lists the files with their checksums, and a checksum of each of
 its own fields. What it does not list is not there, so a writer that is killed at any moment leaves
-its last whole commit and nothing else.
+its last whole commit and nothing else. Several may write in one folder: commits come one after the
+other, and what one of them has not committed touches nothing of the others'.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,11 +23,14 @@ from torch import Tensor
 
 from ..errors import WherefromError
 from ..running.threads import threads
-from .files import check_folder, check_readable, exists, load, load_json, save, save_json
+from .draft import Draft, sweep
+from .files import check_folder, check_readable, exists, load, load_json, save_json
 from .identity import checksum, differing, plain
+from .lock import locked
 
 MANIFEST = "artefact.json"
 Folder = str | os.PathLike[str]
+_memory = threading.RLock()  # of writers where there is no folder to lock
 
 
 class _File(NamedTuple):
@@ -52,9 +57,8 @@ class Artefact:
         self.state: dict[str, Any] = {}
         self.threads = torch.get_num_threads()
         self._files: dict[str, _File] = {}  # by the name of what they hold
-        self._written: dict[str, _File] = {}  # not committed yet
-        self._waiting: dict[str, dict[str, Tensor]] = {}  # their tensors, where there is no folder
-        self._replaced: dict[str, _File] = {}  # of another artefact, until the first commit
+        self._draft = self.draft()  # not committed yet
+        self._anew = False  # whether the first commit replaces whatever is there
         self._held: dict[str, dict[str, Tensor]] = {}  # in memory, or mapped and found whole
 
     # --- finding --------------------------------------------------------------------------------
@@ -85,7 +89,8 @@ class Artefact:
         if made.folder is not None:
             check_folder(made.folder)
             if there(made.folder):
-                made._replaced = cls.open(made.folder, kind)._files
+                cls.open(made.folder, kind)  # something else is not replaced
+            made._anew = True
         return made
 
     @classmethod
@@ -146,11 +151,8 @@ class Artefact:
         if tensors is not None and _checksum(tensors) == self._files[name].checksum:
             return tensors
         # a writer may have replaced it since: then nothing is damaged
-        if Artefact.open(self.folder, self.kind)._files != self._files:
-            raise WherefromError(
-                f"the {self.kind} in {self.folder} was changed by somebody else since it was "
-                "opened: open it again"
-            )
+        if not self._unchanged(name, type(self).open(self.folder, self.kind)):
+            raise self._changed()
         wrong = (
             "missing, truncated or damaged"
             if tensors is None
@@ -158,51 +160,115 @@ class Artefact:
         )
         raise WherefromError(f"{path} is {wrong}: {_anew(self.folder)}")
 
-    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, name: str, tensors: Mapping[str, Tensor], draft: Draft | None = None) -> None:
         """Put tensors beside what is there; they count only once they are committed."""
-        if self.folder is None:
-            self._waiting[name] = dict(tensors)
-            self._written[name] = _File("", _checksum(tensors))
-            return
-        # what is listed stays untouched until the next commit, so that has another name
-        taken = {one.name for one in (*self._files.values(), *self._replaced.values())}
-        taken |= {one.name for other, one in self._written.items() if other != name}
-        file = f"{name}.safetensors"
-        while file in taken:
-            file = file.replace(".safetensors", ".next.safetensors")
-        save(self.folder / file, tensors, {"kind": self.kind})
-        self._written[name] = _File(file, _checksum(tensors))
+        draft = self._draft if draft is None else draft
+        draft.write(name, tensors, {"kind": self.kind}, _checksum(tensors))
 
-    def commit(self, state: Mapping[str, Any], keep: bool = True) -> None:
+    def draft(self) -> Draft:
+        """A draft for `write` and `commit`, beside those of other threads that use this handle."""
+        return Draft(self.folder)
+
+    def commit(
+        self, state: Mapping[str, Any], keep: bool = True, draft: Draft | None = None
+    ) -> None:
         """Make what was written count, together with a state.
 
-        `keep`: whether what was there under other names stays.
+        Args:
+            state: whatever JSON can hold.
+            keep: whether what was there under other names stays. That is refused where somebody
+                else has committed since: `newest` knows of it.
+            draft: what was written; None: all that was, to no draft in particular.
         """
-        files = {**(self._files if keep else {}), **self._written}
-        if self.folder is not None:
-            listed = {name: list(file) for name, file in files.items()}
-            content: dict[str, Any] = {"wherefrom": self.kind, "identity": self.identity}
-            content |= {"state": plain(state), "threads": self.threads, "files": listed}
-            save_json(self.folder / MANIFEST, {**content, "checks": _checks(content)})
-            before = {file.name for file in (*self._files.values(), *self._replaced.values())}
-            for file in before - {file.name for file in files.values()}:
-                (self.folder / file).unlink(missing_ok=True)
-        # what was replaced or dropped is no longer what was read
-        kept = {name for name in files if name not in self._written}
-        self._held = {name: self._held[name] for name in kept if name in self._held}
-        self._held |= self._waiting
-        self._files, self._written, self._waiting, self._replaced = files, {}, {}, {}
-        self.state = plain(state)
+        draft = self._draft if draft is None else draft
+        with self._alone():
+            listed = self._listed(keep)
+            before = {file.name for file in listed.values()}
+            held = draft.held
+            settled = {name: _File(*file) for name, file in draft.settle(before).items()}
+            files = {**(self._files if keep else {}), **settled}
+            if self.folder is not None:
+                names = {name: list(file) for name, file in files.items()}
+                content: dict[str, Any] = {"wherefrom": self.kind, "identity": self.identity}
+                content |= {"state": plain(state), "threads": self.threads, "files": names}
+                save_json(self.folder / MANIFEST, {**content, "checks": _checks(content)})
+                for gone in before - {file.name for file in files.values()}:
+                    (self.folder / gone).unlink(missing_ok=True)
+                sweep(self.folder)
+            # what was replaced or dropped is no longer what was read; other threads read on
+            for name in [name for name in list(self._held) if name in settled or name not in files]:
+                del self._held[name]
+            self._held.update(held)
+            self._files, self._anew, self.state = files, False, plain(state)
 
     def discard(self) -> None:
         """Forget what was written since the last commit."""
-        self._written, self._waiting = {}, {}
+        self._draft.discard()
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[None]:
+        """Inside, nobody else commits, and what others committed before is known here too; refused
+        where they replaced what was here, and did not only add to it.
+        """
+        with self._alone():
+            if self.folder is not None and (self._files or there(self.folder)):
+                found = type(self).open(self.folder, self.kind)
+                self._refuse_another(found)
+                if not all(self._unchanged(name, found) for name in self._files):
+                    raise self._changed()
+                self._files, self.state, self.threads = found._files, found.state, found.threads
+            yield
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with _memory if self.folder is None else locked(self.folder):
+            yield
+
+    def _unchanged(self, name: str, found: Artefact) -> bool:
+        return name in self._files and found._files.get(name) == self._files[name]
+
+    def _listed(self, keep: bool) -> dict[str, _File]:
+        """The files that the folder lists now, of whoever committed last."""
+        if self.folder is None:
+            return self._files
+        if not there(self.folder):
+            if keep and self._files:
+                raise WherefromError(
+                    f"the {self.kind} in {self.folder} is no longer there: make it again"
+                )
+            return {}
+        found = type(self).open(self.folder, self.kind)
+        if not self._anew:
+            self._refuse_another(found)
+            # as words: NaN is not equal to itself
+            same = json.dumps(found.state) == json.dumps(self.state)
+            if keep and not (same and found._files == self._files):
+                raise self._changed()
+        return found._files
+
+    def _refuse_another(self, found: Artefact) -> None:
+        differs = differing(self.identity, found.identity)
+        if differs:
+            raise WherefromError(
+                f"the {self.kind} in {self.folder} was replaced by another one meanwhile "
+                f"({differs}): open it again, or choose another folder"
+            )
+
+    def _changed(self) -> WherefromError:
+        return WherefromError(
+            f"the {self.kind} in {self.folder} was changed by somebody else since it was opened: "
+            "open it again"
+        )
 
     def finish(self, state: Mapping[str, Any], **tensors: Mapping[str, Tensor]) -> None:
         """Write, under their names, all there is, and commit it in place of what was there."""
-        for name, content in tensors.items():
-            self.write(name, content)
-        self.commit(state, keep=False)
+        draft = self.draft()
+        try:
+            for name, content in tensors.items():
+                self.write(name, content, draft)
+            self.commit(state, keep=False, draft=draft)
+        finally:
+            draft.discard()
 
     @contextlib.contextmanager
     def as_it_began(self) -> Iterator[None]:

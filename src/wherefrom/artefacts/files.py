@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target)
-        part = str(target.with_name(f".{target.name}.{os.getpid()}.part"))
+        writer = f"{threading.get_ident()}.{os.getpid()}"
+        part = str(target.with_name(f".{target.name}.{writer}.part"))
         Path(part).touch()
         mode = os.stat(part).st_mode
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -12,14 +12,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Attribution:
-    """Per query the most and the least influential training items; all on the CPU, [Q, k]."""
+    """Per query the most and the least influential training items; all on the CPU, [Q, k].
+
+    `percentiles` and `standardised` say where a score stands among all scores of the same query.
+    They are NaN where not all of these were computed, as in an approximate search.
+    """
 
     indices: Tensor  # most influential first
     scores: Tensor
-    percentiles: Tensor  # the share of the training items that rank below, 0 to 100
+    percentiles: Tensor  # of 100: the share of the other items that score below, equal ones by half
     least_indices: Tensor  # least influential first
     least_scores: Tensor
     about: Mapping[str, Any] = field(default_factory=dict)  # the method and its settings
+    # standard deviations above the mean of the query's scores; 0 where all scores are equal
+    standardised: Tensor = None  # type: ignore[assignment]
+    least_standardised: Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        for name in ("", "least_"):
+            if getattr(self, f"{name}standardised") is None:
+                unknown = torch.full_like(getattr(self, f"{name}scores"), torch.nan)
+                object.__setattr__(self, f"{name}standardised", unknown)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -27,9 +40,6 @@ class Attribution:
 
 def joined(parts: Sequence[Attribution]) -> Attribution:
     """The attributions of one group of queries after the other, as one."""
-
-    def together(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
-
-    most, least = ("indices", "scores", "percentiles"), ("least_indices", "least_scores")
-    return Attribution(**{name: together(name) for name in (*most, *least)}, about=parts[0].about)
+    names = [one.name for one in fields(Attribution) if one.name != "about"]
+    together = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Attribution(**together, about=parts[0].about)

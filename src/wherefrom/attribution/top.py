@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError
+from .distribution import Distribution
 from .result import Attribution
 
 
@@ -23,20 +24,34 @@ def check_top_k(top_k: int, count: int) -> None:
 
 
 class TopK:
-    """The running `top_k` best and worst of scores that pass by; ties go to the smaller index."""
+    """The running `top_k` best and worst of scores that pass by, and where these stand among all of
+    them; ties go to the smaller index.
+    """
 
     def __init__(self, top_k: int, count: int) -> None:
         check_top_k(top_k, count)
         self.top_k, self.count = top_k, count
         self._best: tuple[Tensor, Tensor] | None = None  # scores and indices, each [Q, <= k]
         self._worst: tuple[Tensor, Tensor] | None = None
+        self._tied = torch.zeros(0)  # [Q]: how many scores so far equal the last of the best
+        self._all = Distribution()
 
     def add(self, indices: Tensor, scores: Tensor) -> None:
         """Take the scores [Q, n] of training items with these indices [n], ascending and above all
         that came before.
         """
-        self._best = self._merged(self._best, scores, indices, descending=True)
+        before = self._best
+        self._best = self._merged(before, scores, indices, descending=True)
         self._worst = self._merged(self._worst, scores, indices, descending=False)
+        last = self._best[0][:, -1:]
+        tied = _equal(scores, last)
+        if before is not None:
+            # of scores like the last one some were cut off; of all others that are kept, none
+            kept = before[0]
+            same = kept[:, -1] == last[:, 0]
+            tied = tied + torch.where(same, self._tied, _equal(kept, last))
+        self._tied = tied
+        self._all.add(scores)
 
     def _merged(
         self, kept: tuple[Tensor, Tensor] | None, scores: Tensor, indices: Tensor, descending: bool
@@ -55,16 +70,51 @@ class TopK:
         assert self._best is not None
         assert self._worst is not None
         (scores, indices), (least, least_indices) = self._best, self._worst
-        below = torch.arange(self.count - 1, self.count - 1 - self.top_k, -1, dtype=torch.float32)
-        percentiles = (100 * below / max(1, self.count - 1)).expand(scores.shape)
+        undefined = self._all.undefined.nonzero()
+        if len(undefined):
+            raise WherefromError(
+                f"the scores of query {int(undefined[0])} hold NaN, which cannot be ranked: look "
+                "at that image and at the model"
+            )
+        equal = scores[:, :1] == least[:, :1]  # all of them: only rounding would tell them apart
+        standing = [
+            self._percentiles(scores),
+            self._all.standardised(scores).masked_fill(equal, 0),
+            self._all.standardised(least).masked_fill(equal, 0),
+        ]
+        if self._all.count < self.count:
+            standing = [torch.full_like(part, torch.nan) for part in standing]
+        percentiles, standardised, least_standardised = (part.float().cpu() for part in standing)
         return Attribution(
             indices.cpu(),
             scores.cpu(),
-            percentiles.clone(),
+            percentiles,
             least_indices.cpu(),
             least.cpu(),
             about or {},
+            standardised,
+            least_standardised,
         )
+
+    def _percentiles(self, best: Tensor) -> Tensor:
+        """Of the best scores [Q, k], how many per cent of the others are below, equal ones by half:
+        [Q, k] float64.
+        """
+        if self.count == 1:
+            return torch.full_like(best, 50, dtype=torch.float64)  # as where all are equal
+        ascending = best.flip(1).contiguous()
+        below, up_to = (
+            torch.searchsorted(ascending, best.contiguous(), right=right) for right in (False, True)
+        )
+        above, equal = best.shape[1] - up_to, up_to - below
+        equal = torch.where(best == best[:, -1:], self._tied[:, None], equal)
+        lower = (self.count - above - equal) + (equal - 1) / 2
+        return 100 * lower.double() / (self.count - 1)
+
+
+def _equal(scores: Tensor, value: Tensor) -> Tensor:
+    """How many of scores [Q, n] are a value [Q, 1]: [Q]."""
+    return (scores == value).sum(1)
 
 
 def _first(scores: Tensor, count: int, descending: bool) -> Tensor:
@@ -81,11 +131,16 @@ def _first(scores: Tensor, count: int, descending: bool) -> Tensor:
     return columns.gather(1, order)
 
 
-def both_ends(scores: Tensor, top_k: int, indices: Tensor | None = None) -> Attribution:
+def both_ends(
+    scores: Tensor,
+    top_k: int,
+    indices: Tensor | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Attribution:
     """Both ends of whole rows of scores [Q, N], of items 0, 1, ... or of those with these indices
-    [N], ascending.
+    [N], ascending; `about`: the method that they come from.
     """
     top = TopK(top_k, scores.shape[1])
     known = torch.arange(scores.shape[1]) if indices is None else indices
     top.add(known.to(scores.device), scores)
-    return top.result()
+    return top.result(about)

@@ -119,8 +119,10 @@ def run_demo(out: Path, seed: int) -> None:
     both = {name: _pictures(hits, training, labels) for name, hits in found.items()}
     asked = f"Which of {len(dataset):,} training digits made these?"
     few = slice(0, SHOWN)
-    most, least = both["TID"].most[few, :6], both["TID"].least[few, :3]
-    glance(out / "attribution.png", images[few], most, least, f"{asked}\n")
+    shown = both["TID"]
+    most, least = shown.most[few, :6], shown.least[few, :3]
+    standings = shown.standings[0][few, :6], shown.standings[1][few, :3]
+    glance(out / "attribution.png", images[few], most, least, standings, f"{asked}\n")
     attribution_rows(out / "attribution-all.png", images, both, asked)
     about = {
         "model": {
@@ -178,20 +180,26 @@ def _pictures(hits: Attribution, training: Tensor, labels: Tensor) -> Found:
         (captions(most), captions(least))
         for most, least in zip(hits.indices, hits.least_indices, strict=True)
     ]
-    return Found(training[hits.indices], training[hits.least_indices], both)
+    standings = hits.standardised, hits.least_standardised
+    return Found(training[hits.indices], training[hits.least_indices], both, standings)
 
 
 def _described(index: int, hits: Attribution, labels: Tensor) -> dict[str, Any]:
-    def listed(indices: Tensor, scores: Tensor) -> list[dict[str, Any]]:
-        pairs = zip(indices.tolist(), scores.tolist(), strict=True)
+    def listed(indices: Tensor, scores: Tensor, standardised: Tensor) -> list[dict[str, Any]]:
+        rows = zip(*(part[index].tolist() for part in (indices, scores, standardised)), strict=True)
         return [
-            {"training_image": item, "label": int(labels[item]), "score": score}
-            for item, score in pairs
+            {
+                "training_image": item,
+                "label": int(labels[item]),
+                "score": score,
+                "standardised": above,
+            }
+            for item, score, above in rows
         ]
 
     return {
-        "most_influential": listed(hits.indices[index], hits.scores[index]),
-        "least_influential": listed(hits.least_indices[index], hits.least_scores[index]),
+        "most_influential": listed(hits.indices, hits.scores, hits.standardised),
+        "least_influential": listed(hits.least_indices, hits.least_scores, hits.least_standardised),
     }
 
 

@@ -29,6 +29,7 @@ from .setup import Setup
 from .statistics import Estimate, Interval, estimate
 
 _RESAMPLES = 2000
+_ROUNDING = 1e-12  # of a sum of scores, relative: what is nearer is equal
 _CHUNK = 256  # noised images in one evaluation
 
 
@@ -108,12 +109,15 @@ def lds(
 
 
 def datamodelling_score(scores: Tensor, members: Tensor, losses: Tensor) -> Tensor:
-    """Per query the rank correlation over subsets of summed scores and -loss, [Q].
+    """Per query the rank correlation over subsets of summed scores and -loss, [Q]; 0 where the sums
+    are all equal, which predicts nothing.
 
     Scores are [Q, N], members [S, N] is 1 where an image is in a subset, losses are [S, Q].
     """
     predicted = scores.double() @ members.double().T  # [Q, S]
-    return spearman(predicted, -losses.double().T)
+    least, most = predicted.aminmax(dim=1)
+    nothing = most - least <= _ROUNDING * predicted.abs().amax(1)
+    return spearman(predicted, -losses.double().T).masked_fill(nothing, 0)
 
 
 def _subset(seed: int, number: int, total: int, size: int) -> Tensor:

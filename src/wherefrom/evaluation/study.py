@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder, there
 from ..artefacts.identity import fingerprint
+from ..artefacts.lock import locked
 from ..errors import WherefromError
 from .results import Results
 
@@ -58,8 +59,9 @@ class Evaluation:
 
     def add(self, rows: Results) -> None:
         """Add rows to the table; they replace older ones of the same."""
-        known = self.results().updated(rows) if self.table.exists() else rows
-        known.save(self.table)
+        with locked(self.folder):  # seeds may be compared by several processes
+            known = self.results().updated(rows) if self.table.exists() else rows
+            known.save(self.table)
 
     def seed(self, seed: int) -> SeedFolder:
         """One of its seeds."""
@@ -120,7 +122,8 @@ class SeedFolder:
     def note(self, removals: Mapping[tuple[str, float], str]) -> None:
         """Write down which images were removed for whom, for those who look at the folder."""
         known, listed = self._removals(), {_removal(*key): one for key, one in removals.items()}
-        known.commit({**known.state, **listed})
+        with known.newest():
+            known.commit({**known.state, **listed})
 
     def _removals(self) -> Artefact:
         return Artefact.claim(self.folder / "removals", _REMOVED, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -30,6 +31,20 @@ class Found(NamedTuple):
     most: Tensor  # training images [Q, k, C, H, W], most influential first
     least: Tensor  # likewise, least influential first
     captions: Sequence[tuple[Sequence[str], Sequence[str]]]  # of both, for each query
+    standings: tuple[Tensor, Tensor]  # of both, their standardised scores [Q, k]
+
+
+_WITH_WORDS = 1.4  # inches of a row with words below the images
+_STANDING = "sd: standard deviations of all training images' scores for that generated image"
+
+
+def standing(standardised: float) -> str:
+    """Where a score is in its query's distribution, in words on two lines; none where that is
+    unknown.
+    """
+    if math.isnan(standardised):
+        return ""
+    return f"{abs(standardised):.1f} sd\n{'below' if standardised < 0 else 'above'} mean"
 
 
 def attribution_rows(
@@ -40,17 +55,20 @@ def attribution_rows(
     """
     k = next(iter(methods.values())).most.shape[1]
     rows = [(query, name) for query in range(len(queries)) for name in methods]
-    figure, axes = _canvas(
-        len(rows), 2 * k + 3, f"{title}\n\n", ratios=[1, 0.6, *[1] * k, 0.3, *[1] * k]
-    )
+    widths = [1, 0.6, *[1] * k, 0.3, *[1] * k]
+    figure, axes = _canvas(len(rows), len(widths), f"{title}\n\n", widths, _WITH_WORDS)
     for line, (query, name) in zip(axes, rows, strict=True):
         found = methods[name]
         if name == next(iter(methods)):
             _show(line[0], queries[query], "")
         line[1].text(0.9, 0.5, name, ha="right", va="center", fontsize=9)
         for place in range(k):
-            _show(line[2 + place], found.most[query, place], found.captions[query][0][place])
-            _show(line[3 + k + place], found.least[query, place], found.captions[query][1][place])
+            for first, images, captions, standings in (
+                (2, found.most, found.captions[query][0], found.standings[0]),
+                (3 + k, found.least, found.captions[query][1], found.standings[1]),
+            ):
+                words = standing(float(standings[query, place]))
+                _show(line[first + place], images[query, place], captions[place], words)
     for place, words in (
         (0, "generated"),
         (2, "most influential training images"),
@@ -60,20 +78,28 @@ def attribution_rows(
             words, (0, 1.35), xycoords="axes fraction", fontsize=9, annotation_clip=False
         )
         heading.set_in_layout(False)  # it may run over the columns to its right
+    figure.supxlabel(_STANDING, fontsize=8, color="0.4")
     _write(figure, path)
 
 
 def glance(
-    path: str | os.PathLike[str], queries: Tensor, most: Tensor, least: Tensor, title: str
+    path: str | os.PathLike[str],
+    queries: Tensor,
+    most: Tensor,
+    least: Tensor,
+    standings: tuple[Tensor, Tensor],
+    title: str,
 ) -> None:
     """For each query [Q, C, H, W] in [-1, 1] one row that is understood at a glance: the image, an
-    arrow, its most influential training images [Q, k, C, H, W], and its least influential ones.
+    arrow, its most influential training images [Q, k, C, H, W], and its least influential ones,
+    each over its standardised score.
     """
     widths = [1.15, 0.5, *[1] * most.shape[1], 0.4, *[1] * least.shape[1]]
-    figure, axes = _canvas(len(queries), len(widths), title, ratios=widths)
+    figure, axes = _canvas(len(queries), len(widths), title, widths, _WITH_WORDS)
     figure.suptitle(title, fontsize=15)
     first, other = 2, 3 + most.shape[1]
-    for line, query, made, unlike in zip(axes, queries, most, least, strict=True):
+    rows = zip(axes, queries, most, least, *standings, strict=True)
+    for line, query, made, unlike, made_at, unlike_at in rows:
         _show(line[0], query, "")
         line[0].set_axis_on()
         line[0].set(xticks=[], yticks=[])
@@ -81,10 +107,10 @@ def glance(
             side.set(color="tab:blue", linewidth=2.5)
         arrow = {"arrowstyle": "<|-", "color": "tab:blue", "linewidth": 2}
         line[1].annotate("", (0.05, 0.5), (0.95, 0.5), xycoords="axes fraction", arrowprops=arrow)
-        for axis, image in zip(line[first:], made, strict=False):
-            _show(axis, image, "")
-        for axis, image in zip(line[other:], unlike, strict=False):
-            _show(axis, image, "")
+        for axis, image, place in zip(line[first:], made, made_at.tolist(), strict=False):
+            _show(axis, image, "", standing(place))
+        for axis, image, place in zip(line[other:], unlike, unlike_at.tolist(), strict=False):
+            _show(axis, image, "", standing(place))
             axis.images[0].set_alpha(0.55)
     for place, words, colour in (
         (0, "generated", "tab:blue"),
@@ -95,6 +121,7 @@ def glance(
             words, (0, 1.12), xycoords="axes fraction", fontsize=12, color=colour
         )
         heading.set_in_layout(False)  # it may run over the columns to its right
+    figure.supxlabel(_STANDING, fontsize=9, color="0.4")
     _write(figure, path)
 
 
@@ -189,13 +216,17 @@ def _put(label: Any, place: tuple[int, int]) -> Any:
 
 
 def _canvas(
-    rows: int, columns: int, title: str, ratios: Sequence[float] | None = None
+    rows: int,
+    columns: int,
+    title: str,
+    ratios: Sequence[float] | None = None,
+    height: float = 1.1,  # of a row, in inches
 ) -> tuple[Any, Any]:
     need("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(0.9 * columns + 0.3, 1.1 * rows + 0.9), layout="constrained")
+    figure = Figure(figsize=(0.9 * columns + 0.3, height * rows + 0.9), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=11)
     axes = figure.subplots(rows, columns, squeeze=False, width_ratios=ratios)
@@ -204,13 +235,14 @@ def _canvas(
     return figure, axes
 
 
-def _show(axis: Any, image: Tensor, caption: str) -> None:
+def _show(axis: Any, image: Tensor, caption: str, below: str = "") -> None:
     pixels = ((image.detach().cpu().float() + 1) / 2).clamp(0, 1)
     if len(pixels) == 1:
         axis.imshow(1 - pixels[0].numpy(), cmap="gray", vmin=0, vmax=1)  # ink on paper
     else:
         axis.imshow(pixels.permute(1, 2, 0).numpy())
     axis.set_title(caption, fontsize=7, pad=2)
+    axis.text(0.5, -0.05, below, transform=axis.transAxes, ha="center", va="top", fontsize=7)
 
 
 def _write(figure: Any, path: str | os.PathLike[str]) -> None:

@@ -56,9 +56,8 @@ def found(
             ([f"#{index}" for index in most], [f"#{index}" for index in least])
             for most, least in zip(hits.indices.tolist(), hits.least_indices.tolist(), strict=True)
         ]
-        shown[name] = Found(
-            _images(dataset, hits.indices), _images(dataset, hits.least_indices), captions
-        )
+        images = _images(dataset, hits.indices), _images(dataset, hits.least_indices)
+        shown[name] = Found(*images, captions, (hits.standardised, hits.least_standardised))
     attribution_rows(path, queries, shown, f"which training images made these? (seed {seed})")
 
 

@@ -48,6 +48,9 @@ class Searched(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def about(self) -> dict[str, Any]: ...
+
     def embedded(self, queries: Tensor | Dataset) -> Iterator[Tensor]: ...
 
 
@@ -59,11 +62,17 @@ class Approximate:
     """
 
     def __init__(
-        self, bank: Searched, index: Any, axes: Tensor, probes: int, recall: float = math.nan
+        self,
+        bank: Searched,
+        store: VectorStore,
+        index: Any,
+        axes: Tensor,
+        probes: int,
+        recall: float = math.nan,
     ) -> None:
         self.bank, self.probes, self.recall = bank, probes, recall
         self._index, self._axes = index, axes.to(bank.device)  # [M * d, components]
-        self._identity = bank.store.identity()
+        self._store, self._identity = store, store.identity()  # the bank's, as it was then
 
     @classmethod
     def build(
@@ -76,7 +85,8 @@ class Approximate:
         queries: Tensor | Dataset | None = None,
     ) -> Self:
         """See `Bank.approximate`."""
-        faiss, store, count = need("faiss", "search"), bank.store, len(bank.store)
+        faiss, store = need("faiss", "search"), bank.store.as_it_is()
+        count = len(store)
         if count < _POINTS:
             raise WherefromError(
                 f"a bank of {count} items is too small for an index (at least {_POINTS}): use "
@@ -105,7 +115,7 @@ class Approximate:
         index = faiss.IndexIVFPQ(cells, components, lists, codes, bits, metric)
         # otherwise it complains on stderr
         index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
-        made = cls(bank, index, _principal(sample, components), probes)
+        made = cls(bank, store, index, _principal(sample, components), probes)
         # taken from all items: changes no ranking, and their cells tell them apart
         centre = made._projected(sample).mean(0)
 
@@ -124,9 +134,14 @@ class Approximate:
     def search(self, queries: Tensor | Dataset, top_k: int = 8) -> Attribution:
         """The most and the least influential training images of each query, among the
         candidates.
+
+        How they stand in the query's distribution is NaN, unless every item was a candidate.
         """
         self._refuse_stale()
-        store, found = self.bank.store, []
+        store, found = self._store, []
+        draws = list(range(store.draws))
+        how = {"probes": self.probes, "recall": self.recall}
+        about = {**self.bank.about, "searched_draws": draws, "approximate": how}
         check_top_k(top_k, len(store))  # before anything is embedded
         for vectors in self.bank.embedded(queries):
             ends = [self._candidates(side, top_k) for side in (vectors, -vectors)]
@@ -134,7 +149,7 @@ class Approximate:
                 ids, top = both.unique(), TopK(top_k, len(store))
                 scores = query @ store.vectors(ids).flatten(1).T / vectors.shape[1]
                 top.add(ids, scores[None])
-                found.append(top.result())
+                found.append(top.result(about))
         return joined(found)
 
     def save(self, folder: Folder) -> None:
@@ -149,7 +164,8 @@ class Approximate:
         """An index that was saved, for the same bank."""
         faiss = need("faiss", "search")
         artefact = Artefact.open(Path(folder) / _FOLDER, _KIND, _ANEW)
-        differs = differing(artefact.identity, bank.store.identity())
+        store = bank.store.as_it_is()
+        differs = differing(artefact.identity, store.identity())
         if differs:
             raise WherefromError(
                 f"the index in {folder} was made of another bank, or of this one before it changed "
@@ -157,7 +173,7 @@ class Approximate:
             )
         tensors = artefact.read("index")  # whole: faiss would follow whatever damaged bytes say
         index = faiss.deserialize_index(tensors["index"].numpy())
-        return cls(bank, index, tensors["axes"], **artefact.state)
+        return cls(bank, store, index, tensors["axes"], **artefact.state)
 
     def _projected(self, vectors: Tensor) -> Any:
         """Vectors [n, M, d] or [n, M * d] on the principal axes, for faiss: [n, components]."""
@@ -166,7 +182,7 @@ class Approximate:
     def _candidates(self, vectors: Tensor, top_k: int) -> Tensor:
         """Ids [Q, c] of the items that the index puts first."""
         faiss, rows = need("faiss", "search"), self._projected(vectors)
-        wanted = min(len(self.bank.store), max(_FEWEST, _TIMES * top_k))
+        wanted = min(len(self._store), max(_FEWEST, _TIMES * top_k))
 
         def found(probes: int) -> Any:
             return self._index.search(rows, wanted, params=faiss.SearchParametersIVF(nprobe=probes))
@@ -178,7 +194,7 @@ class Approximate:
         return torch.from_numpy(ids)
 
     def _measured(self, vectors: Tensor) -> float:
-        store = self.bank.store
+        store = self._store
         top = math.ceil(_SHARE * len(store))
         search = Exact(store)
         exact = search.nearest(vectors, top, range(store.draws), self.bank.device, {}).indices

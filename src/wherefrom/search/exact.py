@@ -4,8 +4,9 @@ that can hold them all.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,12 +22,24 @@ from .vectors import Vectors
 _SCORES = 2**24  # elements of the largest chunk of the score matrix that is held
 
 
+class _Resident:
+    """All vectors on a device that can hold them, which all views of a store share."""
+
+    vectors: Vectors | None = None
+
+
 class Exact:
     """The exact search among the vectors of a store, as it is when it is asked."""
 
     def __init__(self, store: VectorStore) -> None:
         self.store = store
-        self._resident: Vectors | None = None  # all of them, on a device that can hold them
+        self._resident = _Resident()
+
+    def of(self, store: VectorStore) -> Self:
+        """The same search in another view of the store."""
+        other = copy.copy(self)
+        other.store = store
+        return other
 
     def chosen_draws(self, draws: int | Sequence[int] | None) -> list[int]:
         """The draws that are meant, once it is clear that there is something to search.
@@ -104,17 +117,15 @@ class Exact:
 
     def _on(self, device: torch.device) -> Iterator[tuple[int, Vectors]]:
         """Shard after shard, or all at once where the device can hold them."""
-        stale = self._resident is not None and (
-            self._resident.values.device != device or self._resident.count != self.store.given
-        )
-        if stale:
-            self._resident = None
-        if self._resident is None and self._fits(device):
-            self._resident = self._loaded(device)
-        if self._resident is None:
+        given, vectors = self.store.given, self._resident.vectors
+        if vectors is None or vectors.values.device != device or vectors.count < given:
+            self._resident.vectors = vectors = None  # before the room for others is measured
+            if self._fits(device):
+                self._resident.vectors = vectors = self._loaded(device)
+        if vectors is None:
             yield from self.store.shards()
-        else:
-            yield 0, self._resident
+        else:  # an id's vectors never change, so those of a later view serve an earlier one
+            yield 0, vectors if vectors.count == given else vectors.rows(slice(given))
 
     def _fits(self, device: torch.device) -> bool:
         return (

@@ -3,22 +3,26 @@ losses.
 
 They lie in shards of about 64 MiB, in a folder that is an artefact or in memory. Items are known by
 ids: their places in the data set, and on from there for those appended later. An id is never given
-twice.
+twice, however many write: each goes on from what the others have committed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.draft import Draft
 from ..artefacts.identity import fingerprint
+from ..artefacts.lock import Lock
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
 from ..errors import WherefromError
@@ -30,11 +34,23 @@ from .writer import Writer
 Make = Callable[[Tensor, Cond, Sequence[int]], Tensor]
 
 _SHARD = 64 * 2**20  # bytes
+_BUILDING = ".building.lock"
 _LONG = 60.0  # seconds after which a shard is closed though it is not full
 
 
+class _Items(NamedTuple):
+    """Which items there are."""
+
+    counts: tuple[int, ...]  # of each shard, deleted ones among them
+    deleted: tuple[int, ...]  # ids, ascending
+
+
 class VectorStore:
-    """The vectors of items at M draws; `VectorStore.build` or `VectorStore.open` makes one."""
+    """The vectors of items at M draws; `VectorStore.build` or `VectorStore.open` makes one.
+
+    It has the items that were there when it was opened or when it last wrote; what others append or
+    delete meanwhile is known to it from its own next write on.
+    """
 
     def __init__(self, artefact: Artefact) -> None:
         self.artefact = artefact
@@ -42,8 +58,7 @@ class VectorStore:
         self.draws, self.dim = int(state["draws"]), int(state["dim"])
         self.dtype: Dtype = artefact.identity["dtype"]
         self._batch_size = int(state["batch_size"])  # the same batches give the same bits
-        self._counts: list[int] = list(state["counts"])  # items of each shard
-        self._deleted: list[int] = list(state["deleted"])  # ids, ascending
+        self._items = self._known()
 
     # --- making ---------------------------------------------------------------------------------
 
@@ -89,8 +104,9 @@ class VectorStore:
             artefact.state |= {"counts": [], "deleted": []}
         store = cls(artefact)
         if store.given < count:
-            with artefact.as_it_began():
-                store._fill(dataset, make, store.given, label, one_by_one=True)
+            with store._only_builder():
+                if store.given < count:
+                    store._fill(dataset, make, label)
         return store
 
     @classmethod
@@ -113,32 +129,57 @@ class VectorStore:
 
     def append(self, dataset: Dataset, make: Make, label: str) -> Tensor:
         """Add items and return their ids [n]; if it is interrupted, the store is what it was."""
-        self.refuse_stale()
-        first = self.given
+        with self._newest():
+            pass  # what cannot be added to is refused before the work
+        draft, counts = self.artefact.draft(), list[int]()
+
+        def write(vectors: Vectors) -> None:
+            number = len(self._items.counts) + len(counts)  # unless others come first
+            self.artefact.write(_shard(number), vectors.tensors(), draft)
+            counts.append(vectors.count)
+
         try:
-            self._fill(dataset, make, 0, label, one_by_one=False)
-        except BaseException:
-            self.artefact.discard()
-            raise
-        return torch.arange(first, self.given)
+            self._make(dataset, make, 0, label, write)
+            with self._newest():
+                first, shards = self.given, len(self._items.counts)
+                draft.rename([_shard(shards + number) for number in range(len(counts))])
+                self._commit((*self._items.counts, *counts), self._items.deleted, draft)
+                return torch.arange(first, self.given)
+        finally:
+            draft.discard()
 
     def delete(self, ids: Tensor | Iterable[int]) -> None:
         """Never find these items again; their vectors stay until the store is built anew."""
-        self.refuse_stale()
-        self._commit(self._counts, sorted({*self._deleted, *self.known(ids).tolist()}))
+        wanted = _whole(ids)
+        with self._newest():
+            gone = {*self._items.deleted, *self.known(wanted).tolist()}
+            self._commit(self._items.counts, tuple(sorted(gone)))
 
-    def _fill(self, dataset: Dataset, make: Make, done: int, label: str, one_by_one: bool) -> None:
-        """Make the vectors of items from `done` on and write them as further shards, while the next
-        are computed; each counts as soon as it is whole, or all together at the end.
+    def _fill(self, dataset: Dataset, make: Make, label: str) -> None:
+        """Make the vectors of the items that are missing yet; each shard counts as soon as it is
+        whole.
         """
-        shape, total = item_shape(dataset), length(dataset)
-        counts = list(self._counts)
 
         def write(vectors: Vectors) -> None:
+            counts = self._items.counts
             self.artefact.write(_shard(len(counts)), vectors.tensors())
-            counts.append(vectors.count)
-            if one_by_one:
-                self._commit(list(counts), self._deleted)
+            self._commit((*counts, vectors.count), self._items.deleted)
+
+        with self.artefact.as_it_began():
+            self._make(dataset, make, self.given, label, write)
+
+    def _make(
+        self,
+        dataset: Dataset,
+        make: Make,
+        done: int,
+        label: str,
+        write: Callable[[Vectors], None],
+    ) -> None:
+        """Make the vectors of items from `done` on and write shard after shard, while the next are
+        computed.
+        """
+        shape, total = item_shape(dataset), length(dataset)
 
         def made(places: range) -> Vectors:
             vectors = make(*read(dataset, places, shape), places)
@@ -163,13 +204,56 @@ class VectorStore:
                     if time.monotonic() - began >= _LONG:
                         break  # small vectors that take long: what was done must not be lost
                 writer.submit(partial(write, join(parts)))
-        if not one_by_one:
-            self._commit(counts, self._deleted)
 
-    def _commit(self, counts: list[int], deleted: list[int]) -> None:
+    # --- writing beside others ------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _newest(self) -> Iterator[None]:
+        """Inside, nobody else writes, and the items are those that the last writer left."""
+        with self.artefact.newest():
+            mine, found = self._items, self._known()
+            if not set(mine.deleted) <= set(found.deleted):
+                raise WherefromError(
+                    f"the {self.artefact.kind} in {self.folder} was built anew by somebody else "
+                    "since it was opened, and has items that were deleted: open it again"
+                )
+            self._items, self._batch_size = found, int(self.artefact.state["batch_size"])
+            yield
+
+    def _known(self) -> _Items:
+        state = self.artefact.state
+        return _Items(tuple(state["counts"]), tuple(state["deleted"]))
+
+    @contextlib.contextmanager
+    def _only_builder(self) -> Iterator[None]:
+        """Inside, nobody else builds in the folder, and what was built there before is known."""
+        if self.folder is None:
+            yield
+            return
+        lock = Lock.take(self.folder / _BUILDING, wait=False)
+        if lock is None:
+            raise WherefromError(
+                f"somebody else is building the {self.artefact.kind} in {self.folder} just now: "
+                "wait until that is done, or choose another folder"
+            )
+        try:
+            with self._newest():
+                pass
+            yield
+        finally:
+            lock.release()
+
+    def _commit(
+        self, counts: tuple[int, ...], deleted: tuple[int, ...], draft: Draft | None = None
+    ) -> None:
         how = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
-        self.artefact.commit({**how, "counts": counts, "deleted": deleted})
-        self._counts, self._deleted = counts, deleted
+        state = {**how, "counts": list(counts), "deleted": list(deleted)}
+        self.artefact.commit(state, draft=draft)
+        self._items = _Items(counts, deleted)
+
+    def as_it_is(self) -> Self:
+        """The store as it is now: what is appended or deleted later is not in it."""
+        return copy.copy(self)
 
     # --- contents -------------------------------------------------------------------------------
 
@@ -192,10 +276,11 @@ class VectorStore:
     @property
     def given(self) -> int:
         """How many ids were given so far: 0, 1, ..., those of deleted items among them."""
-        return sum(self._counts)
+        return sum(self._items.counts)
 
     def __len__(self) -> int:
-        return self.given - len(self._deleted)
+        items = self._items
+        return sum(items.counts) - len(items.deleted)
 
     @property
     def ids(self) -> Tensor:
@@ -205,7 +290,7 @@ class VectorStore:
     def shards(self) -> Iterator[tuple[int, Vectors]]:
         """The first id and the vectors of shard after shard, deleted items among them."""
         first = 0
-        for number, count in enumerate(self._counts):
+        for number, count in enumerate(self._items.counts):
             yield first, self._read(number)
             first += count
 
@@ -220,7 +305,7 @@ class VectorStore:
         """The vectors of some items, as they are stored: [n, M, d] float32 on the CPU."""
         wanted = self.known(ids)
         result, first = torch.empty(len(wanted), self.draws, self.dim), 0
-        for number, count in enumerate(self._counts):
+        for number, count in enumerate(self._items.counts):
             here = ((wanted >= first) & (wanted < first + count)).nonzero().flatten()
             if len(here):
                 result[here] = self._read(number).rows(wanted[here] - first).decode()
@@ -229,18 +314,10 @@ class VectorStore:
 
     def identity(self) -> dict[str, Any]:
         """What an index over these vectors depends on."""
-        vectors = fingerprint(self.artefact.checksums)
-        return {**self.artefact.identity, "vectors": vectors, "ids": fingerprint(self._deleted)}
-
-    def refuse_stale(self) -> None:
-        """Refuse to go on from what somebody else has changed meanwhile."""
-        if self.folder is None:
-            return
-        if Artefact.open(self.folder, self.artefact.kind).state != self.artefact.state:
-            raise WherefromError(
-                f"the {self.artefact.kind} in {self.folder} was changed by somebody else since it "
-                "was opened: open it again"
-            )
+        items = self._items
+        vectors = fingerprint(self.artefact.checksums[: len(items.counts)])
+        ids = fingerprint(list(items.deleted))
+        return {**self.artefact.identity, "vectors": vectors, "ids": ids}
 
     # --- sizes and checks -----------------------------------------------------------------------
 
@@ -258,7 +335,7 @@ class VectorStore:
 
     def _read(self, number: int) -> Vectors:
         vectors = Vectors(**self.artefact.read(_shard(number)))
-        shape = (self.draws, self._counts[number], self.dim)
+        shape = (self.draws, self._items.counts[number], self.dim)
         if vectors.values.shape != shape or vectors.values.dtype != getattr(torch, self.dtype):
             raise WherefromError(
                 f"{self.folder}/{_shard(number)}.safetensors is not what was written there (its "
@@ -268,30 +345,36 @@ class VectorStore:
 
     def alive(self) -> Tensor:
         """Whether each id that was given is still that of an item: [given] bool."""
-        alive = torch.ones(self.given, dtype=torch.bool)
-        alive[self._deleted] = False
+        items = self._items
+        alive = torch.ones(sum(items.counts), dtype=torch.bool)
+        alive[list(items.deleted)] = False
         return alive
 
     def known(self, ids: Tensor | Iterable[int]) -> Tensor:
         """Ids as [n] int64, each of an item that is there."""
-        wanted = torch.as_tensor(ids if isinstance(ids, Tensor) else list(ids)).flatten().cpu()
-        if len(wanted) and (wanted.is_floating_point() or wanted.dtype == torch.bool):
-            raise WherefromError(
-                f"ids are whole numbers, not {wanted.dtype}: `ids` lists those that are there"
-            )
-        wanted, kind = wanted.long(), self.artefact.kind
-        outside = wanted[(wanted < 0) | (wanted >= self.given)]
+        wanted, alive, kind = _whole(ids), self.alive(), self.artefact.kind
+        outside = wanted[(wanted < 0) | (wanted >= len(alive))]
         if len(outside):
             raise WherefromError(
-                f"the {kind} has no item {int(outside[0])}: its ids go from 0 to {self.given - 1}"
+                f"the {kind} has no item {int(outside[0])}: its ids go from 0 to {len(alive) - 1}"
             )
-        gone = wanted[~self.alive()[wanted]]
+        gone = wanted[~alive[wanted]]
         if len(gone):
             raise WherefromError(
                 f"item {int(gone[0])} was deleted from the {kind} before: `ids` lists those that "
                 "are there"
             )
         return wanted
+
+
+def _whole(ids: Tensor | Iterable[int]) -> Tensor:
+    """Ids as [n] int64."""
+    wanted = torch.as_tensor(ids if isinstance(ids, Tensor) else list(ids)).flatten().cpu()
+    if len(wanted) and (wanted.is_floating_point() or wanted.dtype == torch.bool):
+        raise WherefromError(
+            f"ids are whole numbers, not {wanted.dtype}: `ids` lists those that are there"
+        )
+    return wanted.long()
 
 
 def _shard(number: int) -> str:

@@ -6,6 +6,7 @@ keeping and comparing vectors is `search`'s.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -38,11 +39,6 @@ class Student(Embeds, Protocol):
 
     dim: int
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """The method and its settings."""
-        ...
-
     def identity(self) -> dict[str, Any]:
         """What the vectors depend on, as JSON can hold it."""
         ...
@@ -54,6 +50,10 @@ class Bank:
 
     Images are known by ids: their places in the data set, and on from there for those appended
     later. An id is never given twice.
+
+    Several processes and threads may append and delete at the same time, and nothing is lost. A
+    bank finds what was there when it was opened or when it last wrote itself; `Bank.open` again
+    shows what others have changed since.
     """
 
     def __init__(self, student: Student, store: VectorStore) -> None:
@@ -107,8 +107,19 @@ class Bank:
         return self.store.append(dataset, partial(_embed, self.student), "indexing")
 
     def delete(self, ids: Tensor | Iterable[int]) -> None:
-        """Never find these items again; their vectors stay on disk until the bank is built anew."""
+        """Never find these items again; their vectors stay on disk until the bank is built anew.
+
+        An item that somebody else has deleted meanwhile is refused by name, and nothing is deleted
+        then.
+        """
         self.store.delete(ids)
+
+    def as_it_is(self) -> Self:
+        """The bank as it is now: what is appended or deleted later is not in it."""
+        view = copy.copy(self)
+        view.store = self.store.as_it_is()
+        view.exact = self.exact.of(view.store)
+        return view
 
     # --- contents -------------------------------------------------------------------------------
 
@@ -124,6 +135,11 @@ class Bank:
     def folder(self) -> Path | None:
         """Where it is kept; None: in memory."""
         return self.store.folder
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method that its vectors are of, and every setting."""
+        return self.student.about
 
     @property
     def device(self) -> torch.device:
@@ -144,19 +160,21 @@ class Bank:
         `queries`: images [Q, C, H, W], or a data set. `draws`: None: all; a number: so many, evenly
         spaced; or a list of indices.
         """
-        chosen = self.exact.chosen_draws(draws)
-        check_top_k(top_k, len(self))  # before anything is embedded
-        embedded = self.embedded(queries, chosen)
-        return joined([self.nearest(vectors, top_k, chosen) for vectors in embedded])
+        here = self.as_it_is()
+        chosen = here.exact.chosen_draws(draws)
+        check_top_k(top_k, len(here))  # before anything is embedded
+        embedded = here.embedded(queries, chosen)
+        return joined([here.nearest(vectors, top_k, chosen) for vectors in embedded])
 
     def scores(self, queries: Tensor | Dataset, draws: int | Sequence[int] | None = None) -> Tensor:
         """The mean cosine of every query with every item, [Q, N] float32 on the CPU, columns in
         order of `ids`.
         """
-        chosen = self.exact.chosen_draws(draws)
+        here = self.as_it_is()
+        chosen = here.exact.chosen_draws(draws)
         rows = []
-        for vectors in self.embedded(queries, chosen):
-            found = self.exact.scan(vectors, chosen, self.device)
+        for vectors in here.embedded(queries, chosen):
+            found = here.exact.scan(vectors, chosen, self.device)
             rows.append(torch.cat([scores.cpu() for _, scores in found], 1))
         return torch.cat(rows)
 
@@ -164,16 +182,18 @@ class Bank:
         self, vectors: Tensor, top_k: int = 8, draws: int | Sequence[int] | None = None
     ) -> Attribution:
         """`search` with vectors [Q, m, d] at these draws in place of images."""
-        chosen = self.exact.chosen_draws(draws)
-        about = {**self.student.about, "searched_draws": chosen}
-        return self.exact.nearest(vectors, top_k, chosen, self.device, about)
+        here = self.as_it_is()
+        chosen = here.exact.chosen_draws(draws)
+        about = {**self.about, "searched_draws": chosen}
+        return here.exact.nearest(vectors, top_k, chosen, self.device, about)
 
     def at_draw(self, m: int, vectors: Tensor) -> Tensor:
         """The cosines of vectors [Q, d] with every item at draw m: [Q, N] float32 on the device,
         columns in order of `ids`.
         """
-        chosen = self.exact.chosen_draws([m])
-        found = self.exact.scan(vectors.unsqueeze(1), chosen, self.device)
+        here = self.as_it_is()
+        chosen = here.exact.chosen_draws([m])
+        found = here.exact.scan(vectors.unsqueeze(1), chosen, self.device)
         return torch.cat([scores for _, scores in found], 1)
 
     def trace(
@@ -189,7 +209,7 @@ class Bank:
                 takes M evaluations of the network in one batch; False: only the sampler's own
                 evaluations, which rank less exactly.
         """
-        return traced(self, denoiser, top_k, aligned)
+        return traced(self.as_it_is(), denoiser, top_k, aligned)
 
     def approximate(
         self,

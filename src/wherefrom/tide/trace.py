@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ..errors import WherefromError
 
 # noise per unit of image at which the estimate of the clean image hardly changes any more
 SETTLED = 0.1
+_DRAWS = "searched_draws"
 
 
 class Embeds(Protocol):
@@ -32,6 +33,11 @@ class Embeds(Protocol):
 
     denoiser: Denoiser
     draws: Draws
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings."""
+        ...
 
     def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:
         """Unit vectors [B, M, dim] of images x [B, C, H, W] at all draws, or at some; float32, on
@@ -83,6 +89,7 @@ class Trace:
         self._sigma: float | None = None
         self._level = float("inf")
         self._here: list[Tensor] = []  # cosines [B, N] of the evaluations at the current level
+        self._nearest = 0  # the bank's draw of about that level
         self._total: Tensor | None = None  # the sum over levels
         self._hits: Attribution | None = None
 
@@ -105,7 +112,8 @@ class Trace:
             yield
             self._close_level()
             if self._hits is None and self._total is not None:
-                self._hits = self._ranked(self._total / len(self.by_step))
+                draws = [draw for step in self.by_step for draw in step.hits.about[_DRAWS]]
+                self._hits = self._ranked(self._total / len(self.by_step), draws)
 
     def _seen(self, x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor) -> None:
         streams, self._taps.streams = self._taps.streams, []
@@ -124,8 +132,8 @@ class Trace:
         if noise_level < self._level * (1 - 1e-6):
             self._close_level()
         self._level, self._sigma = noise_level, float(sigma)
-        nearest = int((self._levels - torch.tensor(noise_level).log()).abs().argmin())
-        self._here.append(self._bank.at_draw(nearest, self._bank.student.vectors(streams)))
+        self._nearest = int((self._levels - torch.tensor(noise_level).log()).abs().argmin())
+        self._here.append(self._bank.at_draw(self._nearest, self._bank.student.vectors(streams)))
         if self._aligned and self._hits is None and noise_level <= SETTLED:
             estimate = self._denoiser.process.clean(output, x_sigma, sigma)
             self._hits = self._bank.nearest(self._bank.student.embed(estimate, cond), self._top_k)
@@ -139,10 +147,12 @@ class Trace:
         scores = torch.stack(self._here).mean(0)
         self._here = []
         self._total = scores if self._total is None else self._total + scores
-        self.by_step.append(Step(self._sigma, self._ranked(scores)))
+        self.by_step.append(Step(self._sigma, self._ranked(scores, [self._nearest])))
 
-    def _ranked(self, scores: Tensor) -> Attribution:
-        return both_ends(scores, self._top_k, self._bank.ids)
+    def _ranked(self, scores: Tensor, draws: Sequence[int]) -> Attribution:
+        """By the sampler's own states, compared at these draws of the bank."""
+        about = {**self._bank.student.about, _DRAWS: sorted(set(draws)), "aligned": False}
+        return both_ends(scores, self._top_k, self._bank.ids, about)
 
 
 @contextmanager
