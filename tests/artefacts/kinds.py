@@ -113,7 +113,7 @@ def approximate(place: Path) -> Tensor:
 
 
 def setup() -> Setup:
-    training = {"steps": 2, "batch_size": 4, "lr": 1e-3}
+    training = {"steps": 2, "batch_size": 4, "lr": 1e-3, "ema": 0.0}
     return Setup(lambda seed: small_dit(depth=1), EDM, DATA, training, sampling_steps=2)
 
 

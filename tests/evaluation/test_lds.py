@@ -85,3 +85,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         lds(setup(), METHODS, tmp_path, subsets=2)
     with pytest.raises(wherefrom.WherefromError, match="has 4 of 40 images; it needs a batch of 8"):
         lds(setup(), METHODS, tmp_path, fraction=0.1)
+
+
+def test_losses_that_are_the_same_for_every_subset_are_refused_by_query():
+    losses = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    losses[:, 1] = 0.5
+    with pytest.raises(wherefrom.WherefromError, match="query 1 has the same loss"):
+        datamodelling_score(torch.rand(3, 6), torch.eye(6)[:4], losses)

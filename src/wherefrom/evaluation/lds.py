@@ -114,6 +114,12 @@ def datamodelling_score(scores: Tensor, members: Tensor, losses: Tensor) -> Tens
 
     Scores are [Q, N], members [S, N] is 1 where an image is in a subset, losses are [S, Q].
     """
+    same = (losses == losses[:1]).all(0)
+    if bool(same.any()):
+        raise WherefromError(
+            f"query {int(same.nonzero()[0])} has the same loss under every subset's network, so "
+            "there is nothing to predict: train longer, or with smaller subsets"
+        )
     predicted = scores.double() @ members.double().T  # [Q, S]
     least, most = predicted.aminmax(dim=1)
     nothing = most - least <= _ROUNDING * predicted.abs().amax(1)
