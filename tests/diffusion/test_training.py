@@ -443,7 +443,7 @@ GOOD = torch.zeros(1, 8, 8)
         (Items(*[GOOD] * 8), {"ema": 1.0}, "ema"),
         (Items(*[GOOD] * 8), {"batch_size": 0}, "batch_size"),
         (Items(*[GOOD] * 8), {"augment": 2.0}, "augment"),
-        (["a picture"] * 8, {}, "item of the data set is str"),
+        (["a picture"] * 8, {}, "item 0 of the data set is str"),
     ],
 )
 def test_bad_data_and_settings_are_refused_in_one_sentence_and_nothing_is_written(

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..attribution.attributor import Attributor
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, cond_rows, length
+from ..data.items import Cond, Dataset, check_batch_size, cond_rows, length
+from ..data.manner import Manner, say_misfit
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
@@ -151,12 +152,14 @@ class ProjectedGradients(Attributor):
         """The queries' features [Q, dim], once it is clear that there is a kernel of this training
         set.
         """
+        check_batch_size(batch_size)
         if self._fitted().data != data_fingerprint(dataset):
             raise WherefromError(
                 f"this {self._name} was fitted to another data set: its kernel is of that one; "
                 "call fit(dataset) first"
             )
         x, cond = self._probe.queries(queries)
+        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
         with self.denoiser.frozen():
             groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
             parts = [

@@ -22,11 +22,13 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor, Chunks, read_queries
+from ..data.batch import for_network
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, cond_rows, item_shape, map_cond
+from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape, length, map_cond
+from ..data.manner import Manner, say_misfit
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
-from ..errors import WherefromError
+from ..errors import WherefromError, number
 from ..running.memory import InChunks
 from ..search.store import VectorStore
 from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
@@ -76,10 +78,7 @@ class MUCS(Attributor):
         seed: int = 0,
     ) -> None:
         denoiser.check_draws(draws)
-        if not 0 < share <= 1:
-            raise WherefromError(
-                f"share is the part of the draws that is used, 0 < share <= 1, not {share}"
-            )
+        share = number("share", share, above=0, most=1)  # of the draws
         self.denoiser, self.draws, self.share = denoiser, draws, share
         self.settings = Settings(lr, batch, strength, bound, max_steps, seed)
         self.parameters = chosen_parameters(denoiser, parameters)
@@ -97,7 +96,7 @@ class MUCS(Attributor):
         self.draws.check_shape(item_shape(dataset), "the data set")
         place = None if store is None else Path(store)
         identity = {**self.denoiser.identity(), "draws": fingerprint(self._sigmas, self._noises)}
-        worth = len(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
+        worth = length(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
         self._fast = self.denoiser.device.type == "cuda" and worth
         self._restore()
 
@@ -117,6 +116,7 @@ class MUCS(Attributor):
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """The skew of every training image for every query, in one chunk."""
+        check_batch_size(batch_size)
         fitted = self._fitted
         if fitted is None:
             raise WherefromError(
@@ -127,6 +127,7 @@ class MUCS(Attributor):
                 "this MUCS was fitted on another data set: call fit(dataset) with this one first"
             )
         x, cond = read_queries(queries, self.draws.shape)
+        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
         return self._skews(fitted, x, cond, dataset, batch_size)
 
     @property
@@ -240,7 +241,7 @@ class MUCS(Attributor):
         device.
         """
         like, draws = next(self._twin.network.parameters()), len(self._sigmas)
-        x, cond = x.to(like.device, like.dtype), map_cond(cond, lambda value: value.to(like.device))
+        x, cond = for_network(self._twin.network, x, cond)
         noises = self._noises.to(like.device, like.dtype)
 
         def chunk(places: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..artefacts.identity import fingerprint
+from ..data.batch import index_error
 from ..data.items import Cond
 from ..errors import WherefromError
 from ..layers.discovery import find_blocks, find_layers, named
@@ -107,12 +108,7 @@ class Denoiser:
         level = self.process.check(sigma)
         with self.frozen():
             output = self.call(self.network, x_sigma, self.sigma_for(x_sigma, level), cond)
-        if output.shape != x_sigma.shape:
-            raise WherefromError(
-                f"{type(self.network).__name__} made {tuple(output.shape)} of "
-                f"{tuple(x_sigma.shape)}; "
-                "an output has its input's shape: adapt the network with call="
-            )
+        checked_output(self.network, output, x_sigma)
         for watcher in self._watchers:
             watcher(x_sigma, level, cond, output)
         return output
@@ -164,6 +160,8 @@ class Denoiser:
                 for parameter, _ in flags:
                     parameter.requires_grad_(False)
                 yield
+            except IndexError as error:
+                raise index_error(self.network, error) or error from error
             finally:
                 self._frozen = False
                 for module, mode in modes:
@@ -187,6 +185,19 @@ class Denoiser:
         tracked = {f"{layer}.{name}" for layer in self.layers for name in ("weight", "bias")}
         left_out = {name: size for name, size in sizes.items() if name not in tracked}
         return Coverage(1 - sum(left_out.values()) / sum(sizes.values()), left_out)
+
+
+def checked_output(network: nn.Module, output: Any, x_sigma: Tensor) -> Tensor:
+    """A network's output, refused where it is no tensor of the shape of its noised images: another
+    shape may broadcast, and then nothing else would notice.
+    """
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if shape != tuple(x_sigma.shape):
+        raise WherefromError(
+            f"{type(network).__name__} made {shape} of {tuple(x_sigma.shape)}; "
+            "an output has its input's shape: adapt the network with call="
+        )
+    return output
 
 
 def call_plainly(

@@ -18,8 +18,8 @@ from ..artefacts.identity import fingerprint
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, length
 from ..errors import WherefromError
-from .batches import Feed, Order, kept_indices
-from .denoiser import Call, call_plainly
+from .batches import Feed, Order, device_of, kept_indices
+from .denoiser import Call, call_plainly, checked_output
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
 
@@ -100,7 +100,7 @@ def train(
         start = resumed(checkpoint, steps)
     if start < steps:
         rest = range(start, steps)
-        feed = Feed(dataset, Order(count, batch_size, seed, kept, coupled), device)
+        feed = Feed(dataset, Order(count, batch_size, seed, kept, coupled), model)
         run_steps(run, _one_network(feed.batches(rest)), rest, checkpoint, "training")
     return average
 
@@ -122,8 +122,9 @@ class _Alone(Run):
         self._average, self._forward = average, forward
 
     def outputs(self, noised: Noised, cond: Cond) -> Tensor:
-        output = self._forward(self.model, noised.x_sigma[0], noised.sigma, cond, **noised.extra)
-        return output[None]
+        x_sigma = noised.x_sigma[0]
+        output = self._forward(self.model, x_sigma, noised.sigma, cond, **noised.extra)
+        return checked_output(self.model, output, x_sigma)[None]
 
     def settle(self) -> None:
         """Buffers are not averaged: the average takes the newest."""
@@ -155,11 +156,6 @@ def check_enough(kept: Tensor | None, count: int, batch_size: int) -> None:
         raise WherefromError(
             f"a batch of {batch_size} cannot be drawn: {which} {count} items; lower batch_size"
         )
-
-
-def device_of(network: nn.Module) -> torch.device:
-    """Where a network is."""
-    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
 
 def check_takes_bit(network: nn.Module, call: Call | None) -> None:

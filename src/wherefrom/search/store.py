@@ -21,6 +21,7 @@ from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
+from ..data.manner import Manner
 from ..errors import WherefromError
 from ..running.progress import bar
 from .vectors import Dtype, Vectors, join
@@ -42,6 +43,7 @@ class VectorStore:
         self.draws, self.dim = int(state["draws"]), int(state["dim"])
         self.dtype: Dtype = artefact.identity["dtype"]
         self._batch_size = int(state["batch_size"])  # the same batches give the same bits
+        self.manner = Manner.restored(state["manner"])  # of the data set that it was built of
         self._counts: list[int] = list(state["counts"])  # items of each shard
         self._deleted: list[int] = list(state["deleted"])  # ids, ascending
 
@@ -85,7 +87,8 @@ class VectorStore:
         about = {"data": data_fingerprint(dataset), "images": count, "dtype": dtype}
         artefact = Artefact.claim(folder, kind, {**identity, **about})
         if not artefact.state:
-            artefact.state = {"draws": draws, "dim": dim, "batch_size": batch_size}
+            artefact.state = {"draws": draws, "dim": dim, "batch_size": int(batch_size)}
+            artefact.state["manner"] = Manner.of_dataset(dataset).state()
             artefact.state |= {"counts": [], "deleted": []}
         store = cls(artefact)
         if store.given < count:
@@ -167,7 +170,8 @@ class VectorStore:
             self._commit(counts, self._deleted)
 
     def _commit(self, counts: list[int], deleted: list[int]) -> None:
-        how = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
+        how: dict[str, Any] = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
+        how["manner"] = self.manner.state()
         self.artefact.commit({**how, "counts": counts, "deleted": deleted})
         self._counts, self._deleted = counts, deleted
 
