@@ -86,8 +86,8 @@ def number(
     if not (math.isfinite(result) and kept):
         edges = {"above": above, "at least": least, "below": below, "at most": most}
         words = [f"{word} {edge:g}" for word, edge in edges.items() if edge is not None]
-        wanted = f"a number {' and '.join(words)}" if words else "a finite number"
-        raise WherefromError(f"{name} must be {wanted}, not {result:g}")
+        wanted = " and ".join(words) or "a finite number"
+        raise WherefromError(f"{name} must be {wanted}, not {result}")
     return result
 
 

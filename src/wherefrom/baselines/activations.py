@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.batch import for_network
 from ..data.items import Cond, map_cond
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
 from ..diffusion.streams import Taps, listening
 
@@ -24,6 +24,7 @@ class Activations:
     """
 
     def __init__(self, denoiser: Denoiser, draws: Draws) -> None:
+        check_model(denoiser, draws)
         self.denoiser, self.draws = denoiser, draws
         self._taps = Taps(denoiser)
 

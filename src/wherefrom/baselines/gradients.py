@@ -17,9 +17,9 @@ from ..attribution.attributor import Attributor
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, cond_rows, length
 from ..data.manner import Manner, say_misfit
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from ..factors.probe import Precision, Probe, Role, Target
 from ..factors.sketch import DIM, SIDE, Sketch, sketch_width
 from ..layers.kinds import Factors, Part
@@ -72,6 +72,7 @@ class ProjectedGradients(Attributor):
             raise WherefromError(
                 f"target is {target!r}; {self._name} has {' and '.join(map(repr, self.targets))}"
             )
+        check_model(denoiser, draws)
         self.denoiser, self.draws = denoiser, draws
         self._regularisation = Regularisation.chosen(lambda_rel, lambda_abs, effective_dim)
         how: dict[str, Any] = {"precision": precision, "compile": compile}
@@ -81,6 +82,7 @@ class ProjectedGradients(Attributor):
         self._ridge: Ridge | None = None
 
     def _projection(self, dim: int | str | None, seed: int, side: int) -> Sketch:
+        side = whole("side", side, 1)
         if dim == "full":
             return Sketch(self._probe.parts, None, seed)
         if isinstance(dim, str):

@@ -26,7 +26,7 @@ from ..data.batch import for_network
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape, length, map_cond
 from ..data.manner import Manner, say_misfit
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
 from ..errors import WherefromError, number
 from ..running.memory import InChunks
@@ -77,8 +77,8 @@ class MUCS(Attributor):
         max_steps: int = 5000,
         seed: int = 0,
     ) -> None:
-        denoiser.check_draws(draws)
-        share = number("share", share, above=0, most=1)  # of the draws
+        check_model(denoiser, draws)
+        share = number("share, the part of the draws that is used,", share, above=0, most=1)
         self.denoiser, self.draws, self.share = denoiser, draws, share
         self.settings = Settings(lr, batch, strength, bound, max_steps, seed)
         self.parameters = chosen_parameters(denoiser, parameters)

@@ -48,10 +48,11 @@ class Regularisation:
             )
         value = getattr(self, given[0])
         if given[0] == "effective":
-            number("effective_dim", value, above=0, below=1)
+            value = number("effective_dim, a share,", value, above=0, below=1)
         else:  # above 0: without it the kernel cannot be inverted
             name = "lambda_rel" if given[0] == "relative" else "lambda_abs"
-            number(name, value, above=0)
+            value = number(name, value, above=0)
+        object.__setattr__(self, given[0], value)  # as Python's own, which can be kept
 
     @classmethod
     def chosen(

@@ -57,8 +57,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         numbers = {name: number(name, getattr(self, name), above=0) for name in ("lr", "strength")}
-        # a share of the loss of an untrained network
-        numbers["bound"] = number("bound", self.bound, above=0, most=1)
+        what = "bound, a share of the loss of an untrained network,"
+        numbers["bound"] = number(what, self.bound, above=0, most=1)
         for name in ("batch", "max_steps"):
             numbers[name] = whole(name, getattr(self, name), 1)
         for name, value in {**numbers, "seed": whole("seed", self.seed)}.items():

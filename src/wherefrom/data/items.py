@@ -97,9 +97,9 @@ def item_shape(dataset: Dataset, what: str = "item") -> tuple[int, ...]:
     return tuple(split(several(dataset, [0])[0], f"{what} 0 of the data set")[0].shape)
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Refuse batches of nothing."""
-    whole("batch_size", batch_size, 1)
+def check_batch_size(batch_size: int) -> int:
+    """A batch size, refusing batches of nothing."""
+    return whole("batch_size", batch_size, 1)
 
 
 def several(dataset: Dataset, indices: Sequence[int]) -> list[Any]:

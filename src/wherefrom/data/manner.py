@@ -88,7 +88,8 @@ class Manner:
         beyond = max(self.high - training.high, training.low - self.low) > _BEYOND * width
         # in [0, 1] where training was in [-1, 1]: no item is negative, and they begin at 0
         chance = training.above**self.count
-        half = self.above == 1 and self.low <= 2 * _SLACK * self.high and chance < _LIKELY
+        begins_at_0 = self.high > 0 and self.low <= 2 * _SLACK * self.high
+        half = self.above == 1 and begins_at_0 and chance < _LIKELY
         largest = max(abs(self.low), abs(self.high))
         small = 0 < largest * _SMALL[training.above == 0] < training.peak
         if width > 0 and (beyond or half or small):

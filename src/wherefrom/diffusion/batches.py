@@ -73,7 +73,10 @@ def kept_indices(keep: Iterable[int] | Tensor | None, count: int) -> Tensor | No
     """`keep` as sorted distinct indices, [K]; a mask of the data set's length is understood too."""
     if keep is None:
         return None
-    chosen = torch.as_tensor(keep if isinstance(keep, Tensor) else list(keep))
+    try:
+        chosen = torch.as_tensor(keep if isinstance(keep, Tensor) else list(keep))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WherefromError(f"keep must hold indices from 0 to {count - 1}, or a mask") from error
     if chosen.dtype == torch.bool:
         if chosen.shape != (count,):
             raise WherefromError(

@@ -200,6 +200,25 @@ def checked_output(network: nn.Module, output: Any, x_sigma: Tensor) -> Tensor:
     return output
 
 
+def check_denoiser(denoiser: Any) -> None:
+    """Refuse what is none, a network alone among it."""
+    if not isinstance(denoiser, Denoiser):
+        raise WherefromError(
+            f"the model is {type(denoiser).__name__}: wrap the network as wherefrom.Denoiser("
+            "network, process)"
+        )
+
+
+def check_model(denoiser: Any, draws: Any) -> None:
+    """Refuse what is no denoiser, and draws that are none or of another process."""
+    check_denoiser(denoiser)
+    if not isinstance(draws, Draws):
+        raise WherefromError(
+            f"draws is {type(draws).__name__}: give wherefrom.Draws(process, shape, count)"
+        )
+    denoiser.check_draws(draws)
+
+
 def call_plainly(
     network: nn.Module, x_sigma: Tensor, sigma: Tensor, cond: Cond, **extra: Tensor
 ) -> Tensor:

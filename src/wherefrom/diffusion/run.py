@@ -52,8 +52,8 @@ class Settings:
         self._put("steps", whole("steps", self.steps, 1))
         self._put("batch_size", whole("batch_size", self.batch_size, 1))
         self._put("lr", number("lr", self.lr, above=0))
-        # the share of the average that is kept at each step
-        self._put("ema", number("ema", self.ema, least=0, below=1))
+        what = "ema, the share of the average that is kept at each step,"
+        self._put("ema", number(what, self.ema, least=0, below=1))
         self._put("seed", whole("seed", self.seed))
         flag("coupled", self.coupled)
         if self.warmup is not None:
@@ -71,7 +71,7 @@ class Settings:
             )
         self._put("weight_decay", number("weight_decay", self.weight_decay, least=0))
         flag("flip", self.flip)
-        self._put("augment", number("augment", self.augment, least=0, most=1))
+        self._put("augment", number("augment, a probability,", self.augment, least=0, most=1))
 
     def _put(self, name: str, value: float) -> None:
         """A number of numpy's as Python's own, which an identity can hold."""

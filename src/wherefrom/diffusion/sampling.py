@@ -18,7 +18,7 @@ from ..data.batch import check_cond_rows, for_network
 from ..data.items import Cond
 from ..errors import WherefromError, number, whole
 from ..running.progress import bar
-from .denoiser import Denoiser, call_plainly
+from .denoiser import Denoiser, call_plainly, check_denoiser
 from .process import Process, Solver
 
 
@@ -47,6 +47,7 @@ def sample(
         solver: "heun" or "euler"; None: Heun for EDM and flow matching, Euler (which is DDIM) for
             DDPM and v-prediction.
     """
+    check_denoiser(denoiser)
     process = denoiser.process
     solver = solver or process.solver
     if solver not in ("heun", "euler"):

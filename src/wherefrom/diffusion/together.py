@@ -27,7 +27,7 @@ from .batches import Feed, Order, device_of, kept_indices
 from .denoiser import Call, call_plainly, checked_output
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
-from .training import check_enough, check_takes_bit, resumed
+from .training import check_enough, check_takes_bit, check_trainable, resumed
 
 # cuDNN's attention cannot be both batched over networks and compiled
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -49,6 +49,7 @@ def train_together(
 
     The data set is held on the device; one whose items look different at each step is refused.
     """
+    check_trainable(network, process)
     if not keeps:
         raise WherefromError("there is nothing to train: give at least one set of indices")
     why_not = apart(network, dataset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,7 @@ def train(
         call: `call(network, x_sigma, sigma, cond)` adapts any signature.
         compile: run the network through torch.compile; None: on CUDA.
     """
+    check_trainable(network, process)
     settings = Settings(
         steps, batch_size, lr, ema, seed, coupled, warmup, decay, weight_decay, flip, augment
     )
@@ -146,6 +148,16 @@ def resumed(checkpoint: Checkpoint, steps: int) -> int:
             f"{steps}; choose another folder"
         )
     return checkpoint.step
+
+
+def check_trainable(network: Any, process: Any) -> None:
+    """Refuse what is no network or no process."""
+    if not isinstance(network, nn.Module):
+        raise WherefromError(f"what is trained is a torch.nn.Module, not {type(network).__name__}")
+    if not isinstance(process, Process):
+        raise WherefromError(
+            f"{process!r} is no process: give wherefrom.EDM(), DDPM, VPrediction or FlowMatching"
+        )
 
 
 def check_enough(kept: Tensor | None, count: int, batch_size: int) -> None:

@@ -116,7 +116,7 @@ class Curvature:
             store: a folder to keep it in, and to resume from.
             about: settings that are kept beside it, for whoever loads it.
         """
-        check_batch_size(batch_size)
+        batch_size = check_batch_size(batch_size)
         probe, chosen = self.probe, self._chosen(dataset, samples)
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}
         artefact = Artefact.claim(store, "curvature", {**self.identity(), **data})
@@ -161,7 +161,10 @@ class Curvature:
         self.probe.check_shape(item_shape(dataset), "the data set")
         if samples is None:
             return torch.arange(count)
-        samples = whole("samples", samples, 1, count)
+        if not 1 <= whole("samples", samples) <= count:
+            raise WherefromError(
+                f"samples must be from 1 to the {count} items of the data set, not {samples}"
+            )
         generator = torch.Generator().manual_seed(self.probe.draws.seed)
         return torch.randperm(count, generator=generator)[:samples].sort().values
 

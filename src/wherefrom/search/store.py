@@ -79,7 +79,7 @@ class VectorStore:
             batch_size: items in a batch.
             label: of the progress bar.
         """
-        check_batch_size(batch_size)
+        batch_size = check_batch_size(batch_size)
         if dtype not in get_args(Dtype):
             choices = ", ".join(get_args(Dtype))
             raise WherefromError(f"dtype is {dtype!r}; choose one of {choices}")
@@ -87,7 +87,7 @@ class VectorStore:
         about = {"data": data_fingerprint(dataset), "images": count, "dtype": dtype}
         artefact = Artefact.claim(folder, kind, {**identity, **about})
         if not artefact.state:
-            artefact.state = {"draws": draws, "dim": dim, "batch_size": int(batch_size)}
+            artefact.state = {"draws": draws, "dim": dim, "batch_size": batch_size}
             artefact.state["manner"] = Manner.of_dataset(dataset).state()
             artefact.state |= {"counts": [], "deleted": []}
         store = cls(artefact)

@@ -19,7 +19,7 @@ from ..artefacts.artefact import Artefact, Folder
 from ..attribution.attributor import Attributor, Chunks
 from ..data.batch import check_batch
 from ..data.items import Cond, Dataset, cond_rows, length
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
 from ..errors import flag, number
@@ -102,6 +102,7 @@ class TID(Attributor):
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
+        check_model(denoiser, draws)
         self.settings = Settings(damping, normalize, target, curvature, aligned, correction)
         self.denoiser, self.draws = denoiser, draws
         self.budget = Budget(denoiser.device, memory)

@@ -82,6 +82,8 @@ def distill(
     tid: TID, dataset: Dataset, settings: Settings, store: Folder | None
 ) -> tuple[Embedder, tuple[Look, ...]]:
     """An embedder that ranks as `tid` does, and how it grew."""
+    if not isinstance(tid, TID):
+        raise WherefromError(f"the teacher is a fitted TID, not {type(tid).__name__}")
     count, device = length(dataset), tid.denoiser.device
     held = min(_HELD_OUT, count // 10) if count // 10 >= 4 else 0
     if settings.batch_size > count - held:
