@@ -107,18 +107,18 @@ def several(dataset: Dataset, indices: Sequence[int]) -> list[Any]:
     own loaders ask).
     """
     at_once, found = getattr(dataset, "__getitems__", None), []
-    place = f"{indices[0]} or one after it"
+    which = f"items {indices[0]} to {indices[-1]}"
     try:
         if at_once is None:
             for index in indices:
-                place = str(index)
+                which = f"item {index}"
                 found.append(dataset[index])
         else:
             found = list(at_once(list(indices)))
     except IndexError as error:
         raise WherefromError(
-            f"the data set says that it has {len(dataset)} items, and asked for item {place} it "
-            f"raises IndexError ({error}): mend its length, or that item"
+            f"the data set says that it has {len(dataset)} items, and asked for {which} it raises "
+            f"IndexError ({error}): mend its length, or what it does there"
         ) from error
     if len(found) != len(indices):
         raise WherefromError(

@@ -91,7 +91,8 @@ class Manner:
         begins_at_0 = self.high > 0 and self.low <= 2 * _SLACK * self.high
         half = self.above == 1 and begins_at_0 and chance < _LIKELY
         largest = max(abs(self.low), abs(self.high))
-        small = 0 < largest * _SMALL[training.above == 0] < training.peak
+        flat = self.high - self.low <= largest / 2  # one colour, of which nothing can be told
+        small = not flat and largest * _SMALL[training.above == 0] < training.peak
         if width > 0 and (beyond or half or small):
             return f"lie in {self._range()}, the training items in {training._range()}"
         return ""
