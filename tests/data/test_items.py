@@ -257,9 +257,9 @@ def test_conditions_of_numbers_are_taken_as_tensors():
 def test_items_whose_conditions_change_between_two_batches_are_refused(ready):
     items = [(x, torch.tensor(0)) if place < 6 else x for place, x in enumerate(FLOATS)]
     assert len(list(batches(items[:6], 3))) == 2
-    with pytest.raises(WherefromError, match="item 6 .* has no condition, item 0 .* a condition"):
+    with pytest.raises(WherefromError, match=r"item 6 .* has no condition, item 0 .* a condition"):
         ready["TIDE"].index(items, batch_size=6)
-    with pytest.raises(WherefromError, match="item 6 .* has no condition, item 0 .* a condition"):
+    with pytest.raises(WherefromError, match=r"item 6 .* has no condition, item 0 .* a condition"):
         ready["TID"].scores(FLOATS, items, batch_size=6)
 
 

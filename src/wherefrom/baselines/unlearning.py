@@ -191,10 +191,9 @@ class _Run:
     ) -> None:
         self.denoiser, self.dataset, self.null, self.settings = denoiser, dataset, null, settings
         self._shape = tuple(x.shape[1:])
-        self._query = fingerprint(x, cond)  # its place among the queries must not matter
         self._chosen = [denoiser.network.get_parameter(name) for name in names]
-        self._like = self._chosen[0]
         x, cond = for_network(denoiser.network, x, cond)
+        self._query = fingerprint(x, cond)  # its place among the queries must not matter
         self._x = x.expand(settings.batch, *self._shape)
         self._cond = map_cond(cond, lambda value: value.expand(settings.batch, *value.shape[1:]))
         size = min(settings.batch, length(dataset))
