@@ -157,9 +157,7 @@ def test_a_class_that_another_network_does_not_have_is_said_with_its_embeddings(
     denoiser = wherefrom.Denoiser(network, EDM)
     for use in (
         lambda: wherefrom.train(network, EDM, data, 3, 12, 1e-3),
-        lambda: wherefrom.sample(
-            denoiser, torch.randn(2, 1, 8, 8), torch.tensor([0, 3]), steps=2
-        ),
+        lambda: wherefrom.sample(denoiser, torch.randn(2, 1, 8, 8), torch.tensor([0, 3]), steps=2),
         lambda: wherefrom.TID(denoiser, DRAWS).fit(data),
         lambda: denoiser(torch.randn(2, 1, 8, 8), 1.0, torch.tensor([0, 3])),
     ):

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.batch import for_network
 from ..data.items import Cond, map_cond
 from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
@@ -30,7 +29,7 @@ class Activations:
 
     def __call__(self, x: Tensor, cond: Cond = None) -> Tensor:
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
-        x, cond = for_network(self.denoiser.network, x, cond)
+        x, cond = self.denoiser.placed(x, cond)
         parts = []
         with torch.no_grad(), self.denoiser.frozen():
             for some in torch.arange(len(self.draws)).split(max(1, _TOGETHER // len(x))):

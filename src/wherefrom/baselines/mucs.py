@@ -22,7 +22,6 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor, Chunks, read_queries
-from ..data.batch import for_network
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape, length, map_cond
 from ..data.manner import Manner, say_misfit
@@ -241,7 +240,7 @@ class MUCS(Attributor):
         device.
         """
         like, draws = next(self._twin.network.parameters()), len(self._sigmas)
-        x, cond = for_network(self._twin.network, x, cond)
+        x, cond = self._twin.placed(x, cond)
         noises = self._noises.to(like.device, like.dtype)
 
         def chunk(places: Tensor) -> Tensor:

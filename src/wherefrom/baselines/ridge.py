@@ -59,8 +59,9 @@ class Regularisation:
         cls, lambda_rel: float | None, lambda_abs: float | None, effective_dim: float
     ) -> Regularisation:
         """The first two where given, and else the effective dimension."""
-        neither = lambda_rel is None and lambda_abs is None
-        return cls(lambda_rel, lambda_abs, effective_dim if neither else None)
+        if lambda_rel is None and lambda_abs is None:
+            return cls(effective=number("effective_dim", effective_dim))
+        return cls(lambda_rel, lambda_abs)
 
     @property
     def about(self) -> dict[str, float]:

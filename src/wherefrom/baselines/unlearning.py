@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from ..artefacts.identity import fingerprint
-from ..data.batch import for_network
 from ..data.items import Cond, Dataset, cond_rows, length, map_cond, read
 from ..diffusion.batches import Order
 from ..diffusion.denoiser import Denoiser
@@ -192,7 +191,7 @@ class _Run:
         self.denoiser, self.dataset, self.null, self.settings = denoiser, dataset, null, settings
         self._shape = tuple(x.shape[1:])
         self._chosen = [denoiser.network.get_parameter(name) for name in names]
-        x, cond = for_network(denoiser.network, x, cond)
+        x, cond = denoiser.placed(x, cond)
         self._query = fingerprint(x, cond)  # its place among the queries must not matter
         self._x = x.expand(settings.batch, *self._shape)
         self._cond = map_cond(cond, lambda value: value.expand(settings.batch, *value.shape[1:]))
@@ -253,7 +252,7 @@ class _Run:
         """Training images of a step, as attribution sees them."""
         places = self._order.indices(step).tolist()
         x, cond = read(self.dataset, places, self._shape)
-        return for_network(self.denoiser.network, x, cond)
+        return self.denoiser.placed(x, cond)
 
     def _stream(self, role: str, step: int) -> int:
         return seed_of(self.settings.seed, f"unlearning {self._query} {role}", step)

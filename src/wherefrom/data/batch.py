@@ -27,12 +27,16 @@ class KnowsConditions(Protocol):
         """Refuse what it does not take."""
 
 
-def for_network(network: nn.Module, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:
+def for_network(
+    network: nn.Module, x: Tensor, cond: Cond, directly: bool = False
+) -> tuple[Tensor, Cond]:
     """Images x [B, C, H, W] and their condition where a network is; images and conditions of
     floating-point numbers in its precision, others in their own.
+
+    `directly`: the network itself gets the condition, not a call that may make another of it.
     """
     check_batch(x, cond)
-    if cond is not None and isinstance(network, KnowsConditions):
+    if directly and isinstance(network, KnowsConditions):
         network.check_cond(cond)
     like = next((p for p in network.parameters() if p.is_floating_point()), None)
     if like is None:

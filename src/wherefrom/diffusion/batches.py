@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -91,10 +91,15 @@ def kept_indices(keep: Iterable[int] | Tensor | None, count: int) -> Tensor | No
 
 
 class Feed:
-    """Batches (x, cond) where a network is and in its precision, for any step on."""
+    """Batches (x, cond) where a network is and in its precision, for any step on; see
+    `for_network`.
+    """
 
-    def __init__(self, dataset: Dataset, order: Order, network: nn.Module) -> None:
-        self.dataset, self.order, self.network = dataset, order, network
+    def __init__(
+        self, dataset: Dataset, order: Order, network: nn.Module, directly: bool = False
+    ) -> None:
+        self.dataset, self.order = dataset, order
+        self._place = partial(for_network, network, directly=directly)
         self.device = device_of(network)
         self.shape = item_shape(dataset)
         size = order.count * torch.Size(self.shape).numel() * 4
@@ -121,7 +126,7 @@ class Feed:
         for batch in loader:
             if isinstance(batch, WherefromError):
                 raise batch
-            yield for_network(self.network, *batch)
+            yield self._place(*batch)
 
     def whole(self) -> tuple[Tensor, Cond]:
         """All images and conditions on the device."""
@@ -134,7 +139,7 @@ class Feed:
                 places = range(start, min(start + _READ, self.order.count))
                 items += several(self.dataset, places)
                 progress.update(len(places))
-        return for_network(self.network, *collate(items, range(len(items)), self.shape))
+        return self._place(*collate(items, range(len(items)), self.shape))
 
 
 def device_of(network: nn.Module) -> torch.device:

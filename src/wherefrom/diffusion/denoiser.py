@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..artefacts.identity import fingerprint
-from ..data.batch import index_error
+from ..data.batch import for_network, index_error
 from ..data.items import Cond
 from ..errors import WherefromError
 from ..layers.discovery import find_blocks, find_layers, named
@@ -112,6 +112,12 @@ class Denoiser:
         for watcher in self._watchers:
             watcher(x_sigma, level, cond, output)
         return output
+
+    def placed(self, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:
+        """A batch where the network is, in its precision, once it is clear that the network takes
+        it.
+        """
+        return for_network(self.network, x, cond, directly=self.call is call_plainly)
 
     def check_draws(self, draws: Draws) -> None:
         """Refuse draws of another process."""

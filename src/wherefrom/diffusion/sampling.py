@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from ..data.batch import check_cond_rows, for_network
+from ..data.batch import check_cond_rows
 from ..data.items import Cond
 from ..errors import WherefromError, number, whole
 from ..running.progress import bar
@@ -60,7 +60,7 @@ def sample(
     _check_noise(denoiser, noise)
     check_cond_rows(cond, len(noise), "cond")
     check_cond_rows(null, len(noise), "null")
-    cond, null = (for_network(denoiser.network, noise, one)[1] for one in (cond, null))
+    cond, null = (denoiser.placed(noise, one)[1] for one in (cond, null))
 
     def predict(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         output = denoiser(x, sigma, cond)

@@ -82,7 +82,7 @@ def train_together(
     if rest:
         size, seed, coupled = settings.batch_size, settings.seed, settings.coupled
         orders = [Order(count, size, seed, one, coupled) for one in kept]
-        batches = _Batches(dataset, orders, network)
+        batches = _Batches(dataset, orders, network, call is None)
         label = f"training {len(kept)} networks"
         run_steps(run, map(batches, rest), rest, checkpoint, label)
     return list(average.networks(network))
@@ -153,9 +153,11 @@ class _Called(nn.Module):
 class _Batches:
     """The images of every network at a step, from a data set that is held on the device."""
 
-    def __init__(self, dataset: Dataset, orders: Sequence[Order], network: nn.Module) -> None:
+    def __init__(
+        self, dataset: Dataset, orders: Sequence[Order], network: nn.Module, directly: bool
+    ) -> None:
         self._orders, self._device = orders, device_of(network)
-        self._x, self._cond = Feed(dataset, orders[0], network).whole()
+        self._x, self._cond = Feed(dataset, orders[0], network, directly).whole()
 
     def __call__(self, step: int) -> tuple[Tensor, Cond]:
         """x [K, B, C, H, W] and its condition [K, B, ...]."""

@@ -102,7 +102,7 @@ def train(
         start = resumed(checkpoint, steps)
     if start < steps:
         rest = range(start, steps)
-        feed = Feed(dataset, Order(count, batch_size, seed, kept, coupled), model)
+        feed = Feed(dataset, Order(count, batch_size, seed, kept, coupled), model, call is None)
         run_steps(run, _one_network(feed.batches(rest)), rest, checkpoint, "training")
     return average
 

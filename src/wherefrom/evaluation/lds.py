@@ -18,7 +18,6 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.agreement import spearman
-from ..data.batch import for_network
 from ..data.items import Cond, check_batch_size, cond_rows, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
@@ -153,7 +152,7 @@ def query_losses(denoiser: Denoiser, x: Tensor, cond: Cond, draws: Draws) -> Ten
     total = torch.zeros(len(x))
     for start in range(0, len(x), _CHUNK):
         some = slice(start, start + _CHUNK)
-        images, here = for_network(denoiser.network, x[some], cond_rows(cond, some))
+        images, here = denoiser.placed(x[some], cond_rows(cond, some))
         for draw in draws:
             noise = draw.noise.to(images)
             x_sigma = denoiser.process.add_noise(images, draw.sigma, noise)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint
-from ..data.batch import for_network
 from ..data.items import Cond, Dataset, item_shape, map_cond, query_count, read
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws, independent_draw
@@ -148,7 +147,7 @@ class Probe:
 
     def move(self, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:
         """A batch where the network is, in its precision."""
-        return for_network(self.denoiser.network, x, cond)
+        return self.denoiser.placed(x, cond)
 
     def check_shape(self, shape: tuple[int, ...], what: str) -> None:
         """Refuse images that are not of the draws' shape."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ..artefacts.artefact import Folder
 from ..artefacts.checkpoint import Checkpoint
 from ..attribution.agreement import spearman
-from ..data.batch import for_network
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, read
 from ..diffusion.batches import Feed, Order
@@ -199,7 +198,7 @@ def _fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder:
 
 def _batch(tid: TID, dataset: Dataset, indices: list[int]) -> tuple[Tensor, Cond]:
     x, cond = read(dataset, indices, item_shape(dataset))
-    return for_network(tid.denoiser.network, x, cond)
+    return tid.denoiser.placed(x, cond)
 
 
 class _Exam:

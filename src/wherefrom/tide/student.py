@@ -18,7 +18,7 @@ from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor, Chunks
 from ..attribution.result import Attribution
-from ..data.batch import check_batch, for_network
+from ..data.batch import check_batch
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, length, map_cond
 from ..diffusion.denoiser import Denoiser
@@ -103,7 +103,7 @@ class TIDE(Attributor):
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
         chosen = torch.arange(len(self.draws)) if draws is None else torch.as_tensor(list(draws))
         like, count = next(self.denoiser.network.parameters()), len(x)
-        x, cond = for_network(self.denoiser.network, x, cond)
+        x, cond = self.denoiser.placed(x, cond)
         if count == 0:
             raise WherefromError("there are no images to embed: give at least one")
 
