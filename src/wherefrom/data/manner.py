@@ -21,6 +21,7 @@ from .items import Dataset, length, several, split
 _ITEMS = 64  # that a data set is known by, spread over it
 _SLACK = 0.05  # of the largest number: a negative one smaller than that is rounding
 _BEYOND = 0.5  # of the width of the training set's range: no honest sample overshoots by more
+_DARK = 0.05  # of the numbers of images in [0, 1]; of the brightest in [-1, 1] not so many
 _LIKELY = 0.01  # chance below which a set of queries is no accident
 _SMALL = {True: 5, False: 100}  # times smaller than any item; where 0 is the middle, and the end
 
@@ -32,6 +33,7 @@ class Manner:
     low: float  # the smallest number of all
     high: float  # and the largest
     above: float  # the share of the items that have no negative number
+    dark: float  # the share of the numbers below a quarter of their item's largest
     peak: float  # the largest absolute number of the item where that is smallest
     count: int  # items that were looked at
     cond: Sequence[str] | str | None  # see `cond_form`
@@ -39,8 +41,7 @@ class Manner:
     @classmethod
     def of(cls, x: Tensor, cond: Cond) -> Self:
         """Of a batch x [B, C, H, W]."""
-        flat = x.detach().flatten(1)
-        return cls._of(flat.amin(1), flat.amax(1), cond)
+        return cls._of(*_extremes(x.detach()), cond)
 
     @classmethod
     def of_dataset(cls, dataset: Dataset) -> Self:
@@ -49,21 +50,21 @@ class Manner:
         """
         count = length(dataset)
         places = torch.linspace(0, count - 1, min(count, _ITEMS)).long().tolist()
-        lows, highs, conds = [], [], []
+        numbers, conds = [], []
         for place in places:  # one after the other: 64 large images at once would be a burden
             x, cond = split(several(dataset, [place])[0], f"item {place} of the data set")
-            lows.append(x.amin().cpu())
-            highs.append(x.amax().cpu())
+            numbers.append(_extremes(x[None].cpu()))
             conds.append(cond)
-        return cls._of(torch.stack(lows), torch.stack(highs), stack_conds(conds, places))
+        lows, highs, darks = (torch.cat(each) for each in zip(*numbers, strict=True))
+        return cls._of(lows, highs, darks, stack_conds(conds, places))
 
     @classmethod
-    def _of(cls, lows: Tensor, highs: Tensor, cond: Cond) -> Self:
-        lows, highs = lows.double(), highs.double()
+    def _of(cls, lows: Tensor, highs: Tensor, darks: Tensor, cond: Cond) -> Self:
         return cls(
             low=float(lows.min()),
             high=float(highs.max()),
             above=float((lows >= -_SLACK * highs).double().mean()),
+            dark=float(darks.mean()),
             peak=float(torch.maximum(lows.abs(), highs.abs()).min()),
             count=len(lows),
             cond=cond_form(cond),
@@ -86,9 +87,10 @@ class Manner:
         """
         width = training.high - training.low
         beyond = max(self.high - training.high, training.low - self.low) > _BEYOND * width
-        # in [0, 1] where training was in [-1, 1]: no item is negative, and they begin at 0
+        # in [0, 1] where training was in [-1, 1]: no item is negative, and they begin at 0, where a
+        # bright image, which may be so too, has next to nothing
+        begins_at_0 = self.low <= 2 * _SLACK * self.high and self.dark >= _DARK
         chance = training.above**self.count
-        begins_at_0 = self.high > 0 and self.low <= 2 * _SLACK * self.high
         half = self.above == 1 and begins_at_0 and chance < _LIKELY
         largest = max(abs(self.low), abs(self.high))
         flat = self.high - self.low <= largest / 2  # one colour, of which nothing can be told
@@ -107,6 +109,15 @@ class Manner:
 
     def _range(self) -> str:
         return f"[{self.low:.3g}, {self.high:.3g}]"
+
+
+def _extremes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each item of x [B, ...]: its smallest and its largest number, and the share of its numbers
+    below a quarter of that; each [B].
+    """
+    flat = x.flatten(1).float()
+    low, high = flat.aminmax(dim=1)
+    return low, high, (flat < high[:, None] / 4).float().mean(1)
 
 
 def say_misfit(

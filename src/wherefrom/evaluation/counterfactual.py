@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
-from ..attribution.attributor import Attributor
+from ..attribution.attributor import Attributor, read_queries
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Dataset, check_batch_size, length, query_count
+from ..data.items import Dataset, check_batch_size, item_shape, length, query_count
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.seeds import seed_of
 from ..diffusion.together import apart
@@ -128,6 +128,8 @@ def counterfactual(
     count = query_count(queries) if isinstance(queries, Tensor) else whole("queries", queries)
     if count < 1:
         raise WherefromError("there are no queries: ask for at least one")
+    if isinstance(queries, Tensor):
+        read_queries(queries, item_shape(setup.dataset))  # refuses what no method could score
     check_asked(setup, seeds, fractions, controls, batch_size)
     made, missing = available(metrics)
     given = queries if isinstance(queries, Tensor) else None
