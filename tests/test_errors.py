@@ -69,6 +69,10 @@ def test_what_is_said_points_at_the_line_outside_the_library():
 # --- every public function ------------------------------------------------------------------------
 
 
+def named(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
+
+
 def model() -> wherefrom.Denoiser:
     return wherefrom.Denoiser(small_dit(), EDM)
 
@@ -201,13 +205,13 @@ FLAGS = [(train, "coupled"), (train, "flip"), (tid, "aligned"), (wherefrom.data.
 
 
 @pytest.mark.parametrize("value", NOT_WHOLE, ids=str)
-@pytest.mark.parametrize(("call", "name"), WHOLE, ids=str)
+@pytest.mark.parametrize(("call", "name"), WHOLE, ids=named)
 def test_whole_numbers_are_whole_numbers(call, name, value):
     with pytest.raises(WherefromError, match=rf"\b{name}\b.* must be a whole number"):
         call(**{name: value})
 
 
-@pytest.mark.parametrize(("call", "name"), OR_ELSE, ids=str)
+@pytest.mark.parametrize(("call", "name"), OR_ELSE, ids=named)
 def test_whole_numbers_or_something_else_are_whole_numbers(call, name):
     for value in (1.5, True, [3]):
         with pytest.raises(WherefromError, match=rf"\b{name}\b.* must be a whole number"):
@@ -215,13 +219,13 @@ def test_whole_numbers_or_something_else_are_whole_numbers(call, name):
 
 
 @pytest.mark.parametrize("value", NOT_NUMBERS, ids=str)
-@pytest.mark.parametrize(("call", "name"), NUMBERS, ids=str)
+@pytest.mark.parametrize(("call", "name"), NUMBERS, ids=named)
 def test_numbers_are_finite_numbers(call, name, value):
     with pytest.raises(WherefromError, match=rf"^{name}\b.* must be "):
         call(**{name: value})
 
 
-@pytest.mark.parametrize(("call", "name"), FLAGS, ids=str)
+@pytest.mark.parametrize(("call", "name"), FLAGS, ids=named)
 def test_flags_are_true_or_false(call, name):
     for value in ("no", 0, None):
         with pytest.raises(WherefromError, match=f"{name} must be True or False"):

@@ -107,6 +107,15 @@ def test_any_one_image_of_a_set_fits_the_others():
         assert not [place for place, x in enumerate(images) if misfit(x[None], images)]
 
 
+def test_a_few_pixels_that_a_young_network_left_anywhere_are_no_range():
+    training = torch.nn.functional.interpolate(DIGITS, scale_factor=4)  # 32 x 32
+    queries = training[:4].clone()
+    queries[1, 0, 3, :8] = 40.0
+    assert not misfit(queries, training)
+    queries[1, 0, 4, :8] = 40.0
+    assert misfit(queries, training)
+
+
 def test_a_manner_is_the_same_after_json():
     manner = Manner.of(photographs(), {"text": torch.zeros(64, 3), "size": torch.zeros(64)})
     assert manner.cond == ["size", "text"]

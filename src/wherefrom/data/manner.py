@@ -32,6 +32,7 @@ class Manner:
 
     low: float  # the smallest number of all
     high: float  # and the largest
+    bulk: tuple[float, float]  # the same, where each item's outermost hundredths do not count
     above: float  # the share of the items that have no negative number
     dark: float  # the share of the numbers below a quarter of their item's largest
     peak: float  # the largest absolute number of the item where that is smallest
@@ -41,7 +42,7 @@ class Manner:
     @classmethod
     def of(cls, x: Tensor, cond: Cond) -> Self:
         """Of a batch x [B, C, H, W]."""
-        return cls._of(*_extremes(x.detach()), cond)
+        return cls._of(_looked_at(x.detach()), cond)
 
     @classmethod
     def of_dataset(cls, dataset: Dataset) -> Self:
@@ -53,16 +54,17 @@ class Manner:
         numbers, conds = [], []
         for place in places:  # one after the other: 64 large images at once would be a burden
             x, cond = split(several(dataset, [place])[0], f"item {place} of the data set")
-            numbers.append(_extremes(x[None].cpu()))
+            numbers.append(_looked_at(x[None].cpu()))
             conds.append(cond)
-        lows, highs, darks = (torch.cat(each) for each in zip(*numbers, strict=True))
-        return cls._of(lows, highs, darks, stack_conds(conds, places))
+        return cls._of(torch.cat(numbers, 1), stack_conds(conds, places))
 
     @classmethod
-    def _of(cls, lows: Tensor, highs: Tensor, darks: Tensor, cond: Cond) -> Self:
+    def _of(cls, numbers: Tensor, cond: Cond) -> Self:
+        lows, bulk_lows, bulk_highs, highs, darks = numbers
         return cls(
             low=float(lows.min()),
             high=float(highs.max()),
+            bulk=(float(bulk_lows.min()), float(bulk_highs.max())),
             above=float((lows >= -_SLACK * highs).double().mean()),
             dark=float(darks.mean()),
             peak=float(torch.maximum(lows.abs(), highs.abs()).min()),
@@ -73,11 +75,11 @@ class Manner:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Self:
         """One that was kept as `state` says it."""
-        return cls(**state)
+        return cls(**{**state, "bulk": tuple(state["bulk"])})
 
     def state(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        return asdict(self)
+        return {**asdict(self), "bulk": list(self.bulk)}
 
     # --- beside another -------------------------------------------------------------------------
 
@@ -86,7 +88,8 @@ class Manner:
         can.
         """
         width = training.high - training.low
-        beyond = max(self.high - training.high, training.low - self.low) > _BEYOND * width
+        low, high = self.bulk
+        beyond = max(high - training.high, training.low - low) > _BEYOND * width
         # in [0, 1] where training was in [-1, 1]: no item is negative, and they begin at 0, where a
         # bright image, which may be so too, has next to nothing
         begins_at_0 = self.low <= 2 * _SLACK * self.high and self.dark >= _DARK
@@ -111,13 +114,14 @@ class Manner:
         return f"[{self.low:.3g}, {self.high:.3g}]"
 
 
-def _extremes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each item of x [B, ...]: its smallest and its largest number, and the share of its numbers
-    below a quarter of that; each [B].
+def _looked_at(x: Tensor) -> Tensor:
+    """Of each item of x [B, ...]: its smallest number, those at one and at 99 hundredths, its
+    largest, and the share of its numbers below a quarter of that: [5, B].
     """
-    flat = x.flatten(1).float()
-    low, high = flat.aminmax(dim=1)
-    return low, high, (flat < high[:, None] / 4).float().mean(1)
+    flat = x.flatten(1).float().sort(1).values
+    rest = (flat.shape[1] - 1) // 100
+    ends = torch.stack([flat[:, place] for place in (0, rest, -1 - rest, -1)])
+    return torch.cat([ends, (flat < ends[3, :, None] / 4).float().mean(1)[None]])
 
 
 def say_misfit(

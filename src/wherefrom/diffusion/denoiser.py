@@ -167,7 +167,10 @@ class Denoiser:
                     parameter.requires_grad_(False)
                 yield
             except IndexError as error:
-                raise index_error(self.network, error) or error from error
+                said = index_error(self.network, error)
+                if said is None:
+                    raise
+                raise said from error
             finally:
                 self._frozen = False
                 for module, mode in modes:

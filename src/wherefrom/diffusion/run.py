@@ -158,7 +158,10 @@ class Run(ABC):
             with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
                 output = self.outputs(noised, cond)
         except IndexError as error:
-            raise index_error(self.model, error) or error from error
+            said = index_error(self.model, error)
+            if said is None:
+                raise
+            raise said from error
         errors = squared_errors(output.flatten(0, 1), noised.target.flatten(0, 1))
         each = (noised.weight * errors.unflatten(0, output.shape[:2])).mean(1)  # [K]
         each.sum().backward()
