@@ -110,9 +110,9 @@ def test_any_one_image_of_a_set_fits_the_others():
 def test_a_few_pixels_that_a_young_network_left_anywhere_are_no_range():
     training = torch.nn.functional.interpolate(DIGITS, scale_factor=4)  # 32 x 32
     queries = training[:4].clone()
-    queries[1, 0, 3, :8] = 40.0
+    queries[1, 0, 3, :16] = 40.0
     assert not misfit(queries, training)
-    queries[1, 0, 4, :8] = 40.0
+    queries[1, 0, 4, :16] = 40.0
     assert misfit(queries, training)
 
 

@@ -32,7 +32,7 @@ class Manner:
 
     low: float  # the smallest number of all
     high: float  # and the largest
-    bulk: tuple[float, float]  # the same, where each item's outermost hundredths do not count
+    bulk: tuple[float, float]  # the same, where each item's outermost fiftieths do not count
     above: float  # the share of the items that have no negative number
     dark: float  # the share of the numbers below a quarter of their item's largest
     peak: float  # the largest absolute number of the item where that is smallest
@@ -115,11 +115,11 @@ class Manner:
 
 
 def _looked_at(x: Tensor) -> Tensor:
-    """Of each item of x [B, ...]: its smallest number, those at one and at 99 hundredths, its
+    """Of each item of x [B, ...]: its smallest number, those at a fiftieth from either end, its
     largest, and the share of its numbers below a quarter of that: [5, B].
     """
     flat = x.flatten(1).float().sort(1).values
-    rest = (flat.shape[1] - 1) // 100
+    rest = (flat.shape[1] - 1) // 50
     ends = torch.stack([flat[:, place] for place in (0, rest, -1 - rest, -1)])
     return torch.cat([ends, (flat < ends[3, :, None] / 4).float().mean(1)[None]])
 
