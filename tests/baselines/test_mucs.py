@@ -459,21 +459,27 @@ def test_a_store_of_another_model_is_refused(trained, digits, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"lr": 0.0}, "lr must be a positive number, not 0.0"),
-        ({"lr": float("nan")}, "lr must be a positive number, not nan"),
-        ({"strength": -0.2}, "strength must be a positive number, not -0.2"),
+        ({"lr": 0.0}, "lr must be above 0, not 0.0"),
+        ({"lr": float("nan")}, "lr must be above 0, not nan"),
+        ({"strength": -0.2}, "strength must be above 0, not -0.2"),
         ({"batch": 0}, "batch must be at least 1, not 0"),
         ({"max_steps": 0}, "max_steps must be at least 1, not 0"),
         (
             {"bound": 0.0},
-            "bound is a share of the loss of an untrained network, 0 < bound <= 1, not 0.0",
+            "bound, a share of the loss of .*, must be above 0 and at most 1, not 0.0",
         ),
         (
             {"bound": 1.5},
-            "bound is a share of the loss of an untrained network, 0 < bound <= 1, not 1.5",
+            "bound, a share of the loss of .*, must be above 0 and at most 1, not 1.5",
         ),
-        ({"share": 0.0}, "share is the part of the draws that is used, 0 < share <= 1, not 0.0"),
-        ({"share": 1.1}, "share is the part of the draws that is used, 0 < share <= 1, not 1.1"),
+        (
+            {"share": 0.0},
+            "share, the part of the draws that is used, must be above 0 and at most 1, not 0.0",
+        ),
+        (
+            {"share": 1.1},
+            "share, the part of the draws that is used, must be above 0 and at most 1, not 1.1",
+        ),
         (
             {"parameters": "blocks.*"},
             r"parameters is a list of names: write parameters=\['blocks.\*'\]",

@@ -68,10 +68,10 @@ def test_training_images_are_read_batch_by_batch():
             self.read += 1
             return super().__getitem__(index)
 
-    data = Counted(40)
+    data = Counted(200)
     chunks = Pixel().chunks(QUERIES, data, 8)
     next(chunks)
-    assert data.read < 12
+    assert data.read < 64 + 12  # those that say what the set looks like, and a batch
 
 
 def test_conditions_play_no_part_and_a_blank_image_is_like_nothing():

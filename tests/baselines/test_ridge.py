@@ -72,7 +72,7 @@ def test_lambdas_that_cannot_be_are_refused() -> None:
     for chosen in ({"relative": 0.0}, {"absolute": -1.0}, {"relative": float("nan")}):
         with pytest.raises(wherefrom.WherefromError, match=r"must be above 0"):
             Regularisation(**chosen)
-    with pytest.raises(wherefrom.WherefromError, match="effective_dim is a share"):
+    with pytest.raises(wherefrom.WherefromError, match="effective_dim, a share, must be"):
         Regularisation(effective=1.0)
     with pytest.raises(wherefrom.WherefromError, match="not both"):
         Regularisation.chosen(0.1, 0.1, 0.1)

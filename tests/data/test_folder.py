@@ -6,6 +6,8 @@ alone.
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from wherefrom.data import folder
+from wherefrom.data import cached, folder
 from wherefrom.data.items import Viewed
 from wherefrom.errors import WherefromError
 
@@ -165,3 +167,140 @@ def test_a_folder_can_be_sent_to_a_worker(tmp_path, write_image):
     sent = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(sent[-1][0], dataset[0][0])
     assert sent[0][1] == dataset[0][1]
+
+
+# --- as a viewer shows them -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["jfif", "jpe", "JFIF"])
+def test_every_name_of_a_jpeg_is_taken(tmp_path, write_image, suffix):
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").rename(tmp_path / f"a.{suffix}")
+    assert [path.name for path in folder(tmp_path).paths] == [f"a.{suffix}"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_lies_on_white(tmp_path, mode, channels):
+    clear, half, solid = (200, 10, 10, 0), (0, 0, 0, 128), (255, 0, 0, 255)
+    image = Image.new("RGBA", (3, 1))
+    image.putdata([clear, half, solid])
+    if mode == "P":
+        image = Image.new("P", (3, 1))
+        image.putpalette([200, 10, 10, 0, 0, 0, 255, 0, 0])
+        image.putdata([0, 1, 2])
+        image.info["transparency"] = bytes([0, 128, 255])
+    elif mode == "LA":
+        image = image.convert("LA")
+    image.save(tmp_path / "a.png")
+    red = {"RGBA": (255, 0, 0), "P": (255, 0, 0), "LA": (76, 76, 76)}[mode]
+    expected = Image.new("RGB", (3, 1))
+    expected.putdata([(255, 255, 255), (127, 127, 127), red])
+    wanted = as_x(expected.convert("L").convert("RGB"))[:1] if channels == 1 else as_x(expected)
+    assert torch.equal(folder(tmp_path, channels=channels)[0], wanted)
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_a_photograph_stands_as_its_camera_says(tmp_path, write_image, orientation):
+    upright = write_image(tmp_path / "straight" / "a.png")
+    ways = Image.Transpose
+    # how the camera must have stored it, for the mark to bring it back
+    stored = {
+        2: ways.FLIP_LEFT_RIGHT,
+        3: ways.ROTATE_180,
+        4: ways.FLIP_TOP_BOTTOM,
+        5: ways.TRANSPOSE,
+        6: ways.ROTATE_90,
+        7: ways.TRANSVERSE,
+        8: ways.ROTATE_270,
+    }
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright.transpose(stored[orientation]).save(tmp_path / "a.png", exif=exif)
+    turned = folder(tmp_path)
+    assert torch.equal(turned[0], as_x(upright))
+    assert torch.equal(turned[0], turned[1])
+
+
+def test_a_copy_that_was_decoded_otherwise_is_not_taken_for_this_one(
+    tmp_path, write_image, monkeypatch
+):
+    write_image(tmp_path / "images/a.png")
+    with monkeypatch.context() as patch:
+        patch.setattr("wherefrom.data.lazy.DECODED", "as stored")
+        cached(folder(tmp_path / "images"), tmp_path / "cache")
+    with pytest.raises(WherefromError, match="decoded was 'as stored'"):
+        cached(folder(tmp_path / "images"), tmp_path / "cache")
+
+
+# --- links and permissions ------------------------------------------------------------------------
+
+
+def test_links_that_lead_round_are_followed_once(tmp_path, write_image):
+    write_image(tmp_path / "one/a.png")
+    write_image(tmp_path / "two/b.png")
+    (tmp_path / "one/up").symlink_to(tmp_path)
+    (tmp_path / "one/self").symlink_to(tmp_path / "one")
+    (tmp_path / "one/over").symlink_to(tmp_path / "two")
+    (tmp_path / "two/back").symlink_to(tmp_path / "one")
+    found = [path.relative_to(tmp_path).as_posix() for path in folder(tmp_path).paths]
+    assert found == ["one/a.png", "one/over/b.png", "two/b.png", "two/back/a.png"]
+
+
+def test_a_link_to_itself_is_named_when_it_is_read(tmp_path, write_image):
+    write_image(tmp_path / "a.png")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    dataset = folder(tmp_path)
+    assert len(dataset) == 2
+    with pytest.raises(WherefromError, match=r"loop\.png cannot be read \(.*symbolic links"):
+        dataset[1]
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, write_image, monkeypatch):
+    write_image(tmp_path / "a.png")
+    dataset = folder(tmp_path)
+
+    def forbidden(name: str, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(name))
+
+    monkeypatch.setattr("PIL.Image.builtins.open", forbidden)  # root may read everything
+    with pytest.raises(WherefromError, match=r"a\.png may not be read .*permissions") as caught:
+        dataset[0]
+    assert "mend" not in str(caught.value)
+
+
+def test_a_file_that_the_disk_does_not_give_is_not_called_damaged(
+    tmp_path, write_image, monkeypatch
+):
+    write_image(tmp_path / "a.png")
+    dataset = folder(tmp_path)
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("PIL.Image.builtins.open", failing)
+    with pytest.raises(WherefromError, match=r"a\.png cannot be read \(Input/output error\)"):
+        dataset[0]
+
+
+def test_a_folder_that_may_not_be_read_is_named_not_left_out(tmp_path, write_image, monkeypatch):
+    write_image(tmp_path / "a.png")
+    write_image(tmp_path / "locked/b.png")
+    listed = os.scandir
+
+    def forbidden(place: object) -> object:
+        if str(place).endswith("locked"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listed(place)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    with pytest.raises(WherefromError, match=r"locked cannot be read \(Permission denied\)"):
+        folder(tmp_path)
+
+
+def test_labels_and_sizes_of_other_types_are_refused(tmp_path, write_image):
+    write_image(tmp_path / "a.png")
+    with pytest.raises(WherefromError, match="labels must be True or False, not 'no'"):
+        folder(tmp_path, labels="no")  # type: ignore[arg-type]
+    with pytest.raises(WherefromError, match=r"size must be a whole number, not 4\.5"):
+        folder(tmp_path, size=4.5)  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_a_single_draw_sits_in_the_middle_of_the_grid():
 
 
 def test_draws_of_no_shape_or_no_count_are_refused():
-    with pytest.raises(wherefrom.WherefromError, match="at least one"):
+    with pytest.raises(wherefrom.WherefromError, match="at least 1"):
         wherefrom.Draws(wherefrom.EDM(), (1, 2, 2), count=0)
     with pytest.raises(wherefrom.WherefromError, match="shape"):
         wherefrom.Draws(wherefrom.EDM(), ())

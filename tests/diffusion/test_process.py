@@ -245,3 +245,23 @@ def test_processes_are_frozen_compare_by_value_and_show_themselves_briefly(proce
     assert wherefrom.DDPM.linear(10) == wherefrom.DDPM.linear(10)
     assert wherefrom.DDPM.linear(10) != wherefrom.DDPM.linear(11)
     assert wherefrom.DDPM.linear(10) != wherefrom.VPrediction.linear(10)
+
+
+def test_noise_and_outputs_that_would_broadcast_are_refused(process):
+    x, sigma = torch.randn(2, 3, 4, 4), process.grid(3)[1]
+    grey = x[:, :1]
+    for use in (
+        lambda: process.add_noise(x, sigma, grey),
+        lambda: process.target(x, sigma, grey),
+        lambda: process.score(grey, x, sigma),
+        lambda: process.clean(grey, x, sigma),
+    ):
+        with pytest.raises(wherefrom.WherefromError, match=r"\(2, 1, 4, 4\) beside images of"):
+            use()
+    assert process.add_noise(x, sigma, x[0]).shape == x.shape, "one noise for all images"
+
+
+def test_sigmas_that_are_not_of_the_images_are_refused(process):
+    x, sigma = torch.randn(1, 3, 4, 4), process.grid(3)[1]
+    with pytest.raises(wherefrom.WherefromError, match="there are 1 images and 3 sigmas"):
+        process.add_noise(x, sigma.expand(3), x)

@@ -149,3 +149,50 @@ def test_bad_requests_are_refused():
         wherefrom.sample(denoiser, torch.randn(0, 1, 8, 8))
     with pytest.raises(wherefrom.WherefromError, match="NaN"):
         wherefrom.sample(denoiser, torch.full((1, 1, 8, 8), float("nan")))
+
+
+def test_noise_that_is_none_for_the_network_is_refused():
+    denoiser, good = (
+        wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM()),
+        torch.randn(2, 1, 8, 8),
+    )
+    for noise, words in (
+        (good.numpy(), "noise is a tensor .*, not ndarray: make it with torch.randn"),
+        (good.half(), r"the noise is of torch\.float16, the network of torch\.float32"),
+        (good.bfloat16(), r"the noise is of torch\.bfloat16, the network of torch\.float32"),
+        (good.double(), r"the noise is of torch\.float64, the network of torch\.float32"),
+        (good.to(torch.uint8), r"the noise is of torch\.uint8"),
+        (good[0], "this DiT takes images"),
+        (torch.randn(2, 3, 8, 8), "this DiT takes images"),
+    ):
+        with pytest.raises(wherefrom.WherefromError, match=words):
+            wherefrom.sample(denoiser, noise, steps=2)
+
+
+def test_noise_of_a_shape_that_another_network_does_not_take_is_said():
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x, sigma):
+            return self.body(x)
+
+    denoiser = wherefrom.Denoiser(Plain(), wherefrom.EDM())
+    with pytest.raises(wherefrom.WherefromError, match=r"Plain does not take noise of .*\(2, 1, 8"):
+        wherefrom.sample(denoiser, torch.randn(2, 1, 8, 8), steps=2)
+
+
+def test_a_network_in_half_precision_takes_noise_in_half():
+    denoiser = wherefrom.Denoiser(stirred(small_dit()).bfloat16(), wherefrom.EDM())
+    images = wherefrom.sample(denoiser, torch.randn(2, 1, 8, 8).bfloat16(), steps=3)
+    assert images.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("guidance", [float("nan"), float("inf"), "2", None])
+def test_guidance_that_is_no_number_is_refused(guidance):
+    denoiser = wherefrom.Denoiser(stirred(small_dit(classes=3)), wherefrom.EDM())
+    with pytest.raises(wherefrom.WherefromError, match="guidance must be a"):
+        wherefrom.sample(
+            denoiser, torch.randn(1, 1, 8, 8), torch.tensor([1]), steps=2, guidance=guidance
+        )

@@ -445,7 +445,7 @@ GOOD = torch.zeros(1, 8, 8)
         (Items(*[GOOD] * 8), {"ema": 1.0}, "ema"),
         (Items(*[GOOD] * 8), {"batch_size": 0}, "batch_size"),
         (Items(*[GOOD] * 8), {"augment": 2.0}, "augment"),
-        (["a picture"] * 8, {}, "item of the data set is str"),
+        (["a picture"] * 8, {}, "item 0 of the data set is str"),
     ],
 )
 def test_bad_data_and_settings_are_refused_in_one_sentence_and_nothing_is_written(
@@ -544,3 +544,55 @@ def test_a_full_disk_keeps_the_checkpoint_that_was_there(tmp_path, monkeypatch):
     with pytest.raises(wherefrom.WherefromError, match="No space left"):
         train(steps=8, store=tmp_path)
     assert contents(tmp_path) == before
+
+
+# --- what would go wrong silently -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"warmup": -1}, "warmup must be at least 0, not -1"),
+        ({"weight_decay": math.nan}, "weight_decay must be at least 0, not nan"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+    ],
+)
+def test_settings_that_make_learning_go_backwards_are_refused(changes, words):
+    with pytest.raises(wherefrom.WherefromError, match=words):
+        train(**changes)
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_said():
+    with pytest.warns(UserWarning, match="warm-up of 9 steps is longer than the run of 6"):
+        Settings(6, 8, 1e-3, warmup=9)
+
+
+class Broadcasting(nn.Module):
+    """Its outputs are of another shape than its images, and may broadcast against them."""
+
+    def __init__(self, made: str) -> None:
+        super().__init__()
+        self.body, self.made = nn.Conv2d(3, 3, 3, padding=1), made
+
+    def forward(self, x, sigma):
+        output = self.body(x)
+        return {"grey": output[:, :1], "one": output[:, :, :1, :1], "dict": {"sample": output}}[
+            self.made
+        ]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("grey", r"Broadcasting made \(8, 1, 4, 4\) of \(8, 3, 4, 4\)"),
+        ("one", r"Broadcasting made \(8, 3, 1, 1\) of"),
+        ("dict", "Broadcasting made dict of"),
+    ],
+)
+def test_outputs_that_are_not_of_the_images_shape_are_refused(made, words):
+    data = list(torch.randn(10, 3, 4, 4))
+    with pytest.raises(wherefrom.WherefromError, match=words):
+        wherefrom.train(Broadcasting(made), wherefrom.EDM(), data, 2, 8, 1e-3)
+    keeps, settings = [None, torch.arange(9)], Settings(2, 8, 1e-3)
+    with pytest.raises(wherefrom.WherefromError, match=words):
+        train_together(Broadcasting(made), wherefrom.EDM(), data, keeps, settings)

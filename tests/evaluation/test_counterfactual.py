@@ -491,7 +491,7 @@ def test_other_bad_input_is_refused(tmp_path: Path) -> None:
         counterfactual(setup(), {"random": pixel}, tmp_path)
     with pytest.raises(wherefrom.WherefromError, match="there are no queries"):
         counterfactual(setup(), {}, tmp_path, queries=0)
-    with pytest.raises(wherefrom.WherefromError, match="0 or more, not -1"):
+    with pytest.raises(wherefrom.WherefromError, match="controls must be at least 0, not -1"):
         counterfactual(setup(), {}, tmp_path, controls=-1)
     with pytest.raises(wherefrom.WherefromError, match="says no lr"):
         Setup(lambda seed: small_dit(), wherefrom.EDM(), Noise(4), {"steps": 1, "batch_size": 2})

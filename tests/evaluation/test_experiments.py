@@ -211,7 +211,7 @@ def test_datamodelling_scores_share_the_folder_and_have_random_ones_beside_them(
     ]
     assert all(-1 <= float(row["rank correlation"]) <= 1 for row in rows)
     outcome = CliRunner().invoke(app, [*command, "--seeds", "0"])
-    assert "there must be at least one seed, not 0" in outcome.output
+    assert "--seeds must be at least 1, not 0" in outcome.output
 
 
 def test_what_was_run_of_some_methods_and_budgets_only_leaves_blanks(

@@ -147,7 +147,7 @@ def test_a_second_run_computes_nothing_anew(by_two: Found, tmp_path: Path) -> No
             tiny(unlearning={"lr": -1.0}),
             "fit-0-mucs",
             quickly,
-            "lr must be a positive number, not -1.0",
+            "lr must be above 0, not -1.0",
         ),
         # spawned, as an evaluation outside of these tests is
         (

@@ -132,3 +132,31 @@ def test_inputs_that_do_not_fit_are_refused():
         small_dit(cond_dim=3)(x, sigma, torch.tensor([0, 1]))
     with pytest.raises(wherefrom.WherefromError, match=r"\[2, 3\]"):
         small_dit(cond_dim=3)(x, sigma, torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("label", "dtype"), [(3, torch.int64), (-1, torch.int32), (9, torch.uint8)]
+)
+def test_a_class_that_it_does_not_have_is_refused_by_its_number(label, dtype):
+    network, labels = small_dit(classes=3), torch.tensor([0, label], dtype=dtype)
+    for use in (
+        lambda: network(torch.randn(2, 1, 8, 8), torch.tensor(1.0), labels),
+        lambda: network.check_cond(labels),
+    ):
+        with pytest.raises(
+            wherefrom.WherefromError, match=f"there is no class {label}: this DiT has 3"
+        ):
+            use()
+
+
+@pytest.mark.parametrize("cond", ["a cat", {"label": torch.tensor([0, 1])}, [0, 1]])
+def test_a_condition_that_is_no_tensor_is_refused(cond):
+    with pytest.raises(wherefrom.WherefromError, match="takes a tensor as its condition"):
+        small_dit(classes=3)(torch.randn(2, 1, 8, 8), torch.tensor(1.0), cond)
+
+
+def test_weights_of_classes_in_float64_are_those_in_float32():
+    network, x = stirred(small_dit(classes=3)).eval(), torch.randn(2, 1, 8, 8)
+    weights = torch.tensor([[0.2, 0.3, 0.5], [0.0, 1.0, 0.0]])
+    plain = network(x, torch.tensor(1.0), weights)
+    assert torch.equal(network(x, torch.tensor(1.0), weights.double()), plain)

@@ -462,7 +462,7 @@ def test_bad_queries_counts_and_draws_are_refused(bank):
             lambda: bank.scores(QUERIES, draws=[1, 1]),
             r"different indices from 0 to 4, not \[1, 1\]",
         ),
-        (lambda: bank.scores(QUERIES, draws=[0.5]), "different indices"),
+        (lambda: bank.scores(QUERIES, draws=[0.5]), "a draw must be a whole number"),
         (lambda: bank.scores(QUERIES, draws=[5]), r"different indices from 0 to 4, not \[5\]"),
         (lambda: bank.at_draw(-1, torch.zeros(2, DIM)), "different indices"),
         (lambda: bank.at_draw(0, torch.zeros(2, DIM + 1)), r"the vectors have shape \(2, 1, 17\)"),

@@ -271,8 +271,8 @@ def test_a_bank_belongs_to_one_student(tmp_path: Path) -> None:
         ({"batch_size": 2}, "batch_size must be at least 3"),
         ({"batch_size": 58}, "a batch of 58 cannot be drawn from 54 items"),
         ({"dim": 15}, "dim 15 must be a multiple of heads 2"),
-        ({"lr": 0.0}, "lr must be a positive number"),
-        ({"epochs": 0}, "epochs must be a positive number"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"epochs": 0}, "epochs must be above 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, object], words: str) -> None:

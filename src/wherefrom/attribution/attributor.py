@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..artefacts.artefact import Folder
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, item_shape, length, read
+from ..data.items import Cond, Dataset, item_shape, length, query_count, read
 from ..errors import WherefromError
 from ..running.modes import outside_inference
 from .result import Attribution
@@ -65,7 +65,7 @@ class Attributor(ABC):
     @outside_inference
     def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
         """Every query with every training image, [Q, N], float32 on the CPU."""
-        result = torch.empty(len(queries), length(dataset))
+        result = torch.empty(query_count(queries), length(dataset))
         for start, scores in self.chunks(queries, dataset, batch_size):
             result[:, start : start + scores.shape[1]] = scores.cpu()
         return result
@@ -101,11 +101,9 @@ def read_queries(
     """Queries as x [Q, C, H, W] and their condition; `shape`: of the training images, which they
     must share.
     """
-    if len(queries) == 0:
-        raise WherefromError("there are no queries: give at least one image")
-    found = item_shape(queries)
+    count, found = query_count(queries), item_shape(queries, "query")
     if shape is not None and found != shape:
         raise WherefromError(
             f"the queries have images of shape {found}, the data set of {shape}: they must be alike"
         )
-    return read(queries, range(len(queries)), found, "query")
+    return read(queries, range(count), found, "query")

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from .distribution import Distribution
 from .result import Attribution
 
 
 def check_top_k(top_k: int, count: int) -> None:
     """Refuse to look for more items than there are, or for none."""
-    if not 1 <= top_k <= count:
+    if not 1 <= whole("top_k", top_k) <= count:
         raise WherefromError(
             f"top_k must be from 1 to the {count} items of the data set, not {top_k}"
         )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.items import Cond, map_cond
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
 from ..diffusion.streams import Taps, listening
 
@@ -23,13 +23,13 @@ class Activations:
     """
 
     def __init__(self, denoiser: Denoiser, draws: Draws) -> None:
+        check_model(denoiser, draws)
         self.denoiser, self.draws = denoiser, draws
         self._taps = Taps(denoiser, draws.shape)
 
     def __call__(self, x: Tensor, cond: Cond = None) -> Tensor:
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
-        like = next(self.denoiser.network.parameters())
-        x, cond = x.to(like), map_cond(cond, lambda value: value.to(like.device))
+        x, cond = self.denoiser.placed(x, cond)
         parts = []
         with torch.no_grad(), self.denoiser.frozen():
             for some in torch.arange(len(self.draws)).split(max(1, _TOGETHER // len(x))):

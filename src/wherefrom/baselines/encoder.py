@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..artefacts.architecture import network_identity
 from ..artefacts.artefact import Artefact, Folder, there
 from ..attribution.attributor import Attributor, Chunks, check_same_data, read_queries
+from ..data.batch import for_network
 from ..data.items import (
     Cond,
     Dataset,
@@ -25,12 +26,12 @@ from ..data.items import (
     cond_rows,
     item_shape,
     length,
-    map_cond,
 )
+from ..data.manner import Manner, say_misfit
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.pulse import Pulse
-from ..errors import WherefromError
+from ..errors import WherefromError, flag
 from ..running.progress import bar
 from ..search.store import VectorStore
 from ..search.vectors import Dtype
@@ -66,7 +67,10 @@ class Encoder(Attributor):
                 "an encoder is a callable that makes [B, d] of images [B, C, H, W], not "
                 f"{type(encode).__name__}"
             )
-        self.encode, self.name, self.conditional, self.dtype = encode, name, conditional, dtype
+        if dtype not in get_args(Dtype):
+            raise WherefromError(f"dtype is {dtype!r}; choose one of {', '.join(get_args(Dtype))}")
+        self.encode, self.name, self.dtype = encode, name, dtype
+        self.conditional = flag("conditional", conditional)
         self._store: VectorStore | None = None
         self._pulse: Pulse | None = None  # of the network that the vectors come from
 
@@ -145,6 +149,7 @@ class Encoder(Attributor):
         if self._pulse is not None:
             self._pulse.check()
         x, cond = read_queries(queries, item_shape(dataset))
+        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset), self.conditional)
         groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
         parts = [
             self._embed(x[some], cond_rows(cond, some), range(len(x))[some], "query")
@@ -219,9 +224,9 @@ class Encoder(Attributor):
     @torch.no_grad()
     def _embed(self, x: Tensor, cond: Cond, places: Sequence[int], what: str = "item") -> Tensor:
         """Unit vectors [B, d] of images at these places, float32, where the encoder made them."""
-        with _evaluating(self.encode) as like:
-            if like is not None:
-                x, cond = x.to(like), map_cond(cond, lambda value: value.to(like.device))
+        with _evaluating(self.encode):
+            if isinstance(self.encode, nn.Module):
+                x, cond = for_network(self.encode, x, cond)
             vectors = self.encode(x, cond) if self.conditional else self.encode(x)
         if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != len(x):
             found = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
@@ -242,18 +247,16 @@ class Encoder(Attributor):
 
 
 @contextmanager
-def _evaluating(encode: Callable[..., Tensor]) -> Iterator[Tensor | None]:
-    """Inside, a module is in evaluation mode; yields a tensor whose device and type its images
-    should have, if it has any.
-    """
+def _evaluating(encode: Callable[..., Tensor]) -> Iterator[None]:
+    """Inside, a module is in evaluation mode."""
     if not isinstance(encode, nn.Module):
-        yield None
+        yield
         return
     modes = [(module, module.training) for module in encode.modules()]
     try:
         for module, _ in modes:
             module.training = False
-        yield next((weight for weight in encode.parameters() if weight.is_floating_point()), None)
+        yield
     finally:
         for module, mode in modes:
             module.training = mode

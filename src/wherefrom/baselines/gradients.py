@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ..artefacts.artefact import Folder
 from ..attribution.attributor import Attributor, check_same_data
-from ..data.items import Cond, Dataset, cond_rows, length
-from ..diffusion.denoiser import Denoiser
+from ..data.items import Cond, Dataset, check_batch_size, cond_rows, length
+from ..data.manner import Manner, say_misfit
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
 from ..diffusion.pulse import Pulse
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from ..factors.probe import Precision, Probe, Role, Target
 from ..factors.sketch import DIM, SIDE, Sketch, sketch_width
 from ..layers.kinds import Factors, Part
@@ -72,6 +73,7 @@ class ProjectedGradients(Attributor):
             raise WherefromError(
                 f"target is {target!r}; {self._name} has {' and '.join(map(repr, self.targets))}"
             )
+        check_model(denoiser, draws)
         self.denoiser, self.draws = denoiser, draws
         self._regularisation = Regularisation.chosen(lambda_rel, lambda_abs, effective_dim)
         how: dict[str, Any] = {"precision": precision, "compile": compile}
@@ -82,6 +84,7 @@ class ProjectedGradients(Attributor):
         self._pulse: Pulse | None = None
 
     def _projection(self, dim: int | str | None, seed: int, side: int) -> Sketch:
+        side = whole("side", side, 1)
         if dim == "full":
             return Sketch(self._probe.parts, None, seed)
         if isinstance(dim, str):
@@ -157,10 +160,12 @@ class ProjectedGradients(Attributor):
         """The queries' features [Q, dim], once it is clear that there is a kernel of this training
         set.
         """
+        check_batch_size(batch_size)
         check_same_data(self._name, self._fitted().data, dataset)
         assert self._pulse is not None
         self._pulse.check()
         x, cond = self._probe.queries(queries)
+        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
         with self.denoiser.frozen():
             groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
             parts = [

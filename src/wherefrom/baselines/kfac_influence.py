@@ -16,9 +16,9 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..attribution.attributor import Attributor, Chunks
 from ..data.items import Cond, Dataset, cond_rows, length
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from ..factors.curvature import Curvature
 from ..factors.kernel import (
     Side,
@@ -59,7 +59,9 @@ class KFACInfluence(Attributor):
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
-        self.denoiser, self.draws, self.samples = denoiser, draws, samples
+        check_model(denoiser, draws)
+        self.denoiser, self.draws = denoiser, draws
+        self.samples = None if samples is None else whole("samples", samples, 1)
         self.budget = Budget(denoiser.device, memory)
         how: dict[str, Any] = {"precision": precision, "compile": compile}
         self.probe = Probe(denoiser, draws, "loss", aligned=False, **how)

@@ -22,11 +22,12 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor, Chunks, check_same_data, read_queries
-from ..data.items import Cond, Dataset, cond_rows, item_shape, map_cond
-from ..diffusion.denoiser import Denoiser
+from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape, length, map_cond
+from ..data.manner import Manner, say_misfit
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
 from ..diffusion.pulse import Pulse
-from ..errors import WherefromError
+from ..errors import WherefromError, number
 from ..running.memory import InChunks
 from ..running.modes import outside_inference
 from ..search.store import VectorStore
@@ -76,11 +77,8 @@ class MUCS(Attributor):
         max_steps: int = 5000,
         seed: int = 0,
     ) -> None:
-        denoiser.check_draws(draws)
-        if not 0 < share <= 1:
-            raise WherefromError(
-                f"share is the part of the draws that is used, 0 < share <= 1, not {share}"
-            )
+        check_model(denoiser, draws)
+        share = number("share, the part of the draws that is used,", share, above=0, most=1)
         self.denoiser, self.draws, self.share = denoiser, draws, share
         self.settings = Settings(lr, batch, strength, bound, max_steps, seed)
         self.parameters = chosen_parameters(denoiser, parameters)
@@ -99,7 +97,7 @@ class MUCS(Attributor):
         self.draws.check_shape(item_shape(dataset), "the data set")
         place = None if store is None else Path(store)
         identity = {**self.denoiser.identity(), "draws": fingerprint(self._sigmas, self._noises)}
-        worth = len(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
+        worth = length(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
         self._fast = self.denoiser.device.type == "cuda" and worth
         pulse = Pulse(self.denoiser.network, "this MUCS was fitted", "fit it again")
         for made in ("_twin", "_compiled"):  # of an earlier fit, perhaps of other weights
@@ -121,6 +119,7 @@ class MUCS(Attributor):
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """The skew of every training image for every query, in one chunk."""
+        check_batch_size(batch_size)
         fitted = self._fitted
         if fitted is None:
             raise WherefromError(
@@ -129,6 +128,7 @@ class MUCS(Attributor):
         check_same_data("MUCS", fitted.data, dataset)
         fitted.pulse.check()
         x, cond = read_queries(queries, self.draws.shape)
+        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
         return self._skews(fitted, x, cond, dataset, batch_size)
 
     @property
@@ -242,7 +242,7 @@ class MUCS(Attributor):
         device.
         """
         like, draws = next(self._twin.network.parameters()), len(self._sigmas)
-        x, cond = x.to(like.device, like.dtype), map_cond(cond, lambda value: value.to(like.device))
+        x, cond = self._twin.placed(x, cond)
         noises = self._noises.to(like.device, like.dtype)
 
         def chunk(places: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..attribution.attributor import Attributor, Chunks, read_queries
 from ..data.items import Dataset, batches, check_batch_size, item_shape, length
+from ..data.manner import Manner, say_misfit
 from ..errors import WherefromError
 from ..running.progress import bar
 
@@ -43,7 +44,9 @@ class Pixel(Attributor):
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """A chunk for each batch, on the device of the queries."""
         check_batch_size(batch_size)
-        query = self._vectors(read_queries(queries, item_shape(dataset))[0])  # [Q, pixels]
+        x, cond = read_queries(queries, item_shape(dataset))
+        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset), conditions=False)
+        query = self._vectors(x)  # [Q, pixels]
         start = 0
         with bar(length(dataset), "comparing pixels", "image") as progress:
             for x, _ in batches(dataset, batch_size):

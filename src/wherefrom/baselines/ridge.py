@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attribution.attributor import Chunks
-from ..errors import WherefromError
+from ..errors import WherefromError, number
 
 # first index and features [n, dim] float32, shard after shard
 Rows = Callable[[], Iterator[tuple[int, Tensor]]]
@@ -47,21 +47,21 @@ class Regularisation:
                 "rule; not both"
             )
         value = getattr(self, given[0])
-        if given[0] == "effective" and not 0 < value < 1:
-            raise WherefromError(f"effective_dim is a share above 0 and below 1, not {value}")
-        if not value > 0:
+        if given[0] == "effective":
+            value = number("effective_dim, a share,", value, above=0, below=1)
+        else:  # above 0: without it the kernel cannot be inverted
             name = "lambda_rel" if given[0] == "relative" else "lambda_abs"
-            raise WherefromError(
-                f"{name} must be above 0, not {value}: without it the kernel cannot be inverted"
-            )
+            value = number(name, value, above=0)
+        object.__setattr__(self, given[0], value)  # as Python's own, which can be kept
 
     @classmethod
     def chosen(
         cls, lambda_rel: float | None, lambda_abs: float | None, effective_dim: float
     ) -> Regularisation:
         """The first two where given, and else the effective dimension."""
-        neither = lambda_rel is None and lambda_abs is None
-        return cls(lambda_rel, lambda_abs, effective_dim if neither else None)
+        if lambda_rel is None and lambda_abs is None:
+            return cls(effective=number("effective_dim", effective_dim))
+        return cls(lambda_rel, lambda_abs)
 
     @property
     def about(self) -> dict[str, float]:

@@ -25,7 +25,7 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.loss import image_losses
 from ..diffusion.process import Process
 from ..diffusion.seeds import seed_of
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
 from ..running.progress import bar
 
 _MLPS = {
@@ -55,19 +55,13 @@ class Settings:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("lr", "strength"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise WherefromError(f"{name} must be a positive number, not {value}")
+        numbers = {name: number(name, getattr(self, name), above=0) for name in ("lr", "strength")}
+        what = "bound, a share of the loss of an untrained network,"
+        numbers["bound"] = number(what, self.bound, above=0, most=1)
         for name in ("batch", "max_steps"):
-            value = getattr(self, name)
-            if value < 1:
-                raise WherefromError(f"{name} must be at least 1, not {value}")
-        if not 0 < self.bound <= 1:
-            raise WherefromError(
-                "bound is a share of the loss of an untrained network, 0 < bound <= 1, not "
-                f"{self.bound}"
-            )
+            numbers[name] = whole(name, getattr(self, name), 1)
+        for name, value in {**numbers, "seed": whole("seed", self.seed)}.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -196,13 +190,11 @@ class _Run:
     ) -> None:
         self.denoiser, self.dataset, self.null, self.settings = denoiser, dataset, null, settings
         self._shape = tuple(x.shape[1:])
-        self._query = fingerprint(x, cond)  # its place among the queries must not matter
         self._chosen = [denoiser.network.get_parameter(name) for name in names]
-        self._like = self._chosen[0]
-        self._x = x.to(self._like.device, self._like.dtype).expand(settings.batch, *self._shape)
-        self._cond = map_cond(
-            cond, lambda value: value.to(self._like.device).expand(settings.batch, *value.shape[1:])
-        )
+        x, cond = denoiser.placed(x, cond)
+        self._query = fingerprint(x, cond)  # its place among the queries must not matter
+        self._x = x.expand(settings.batch, *self._shape)
+        self._cond = map_cond(cond, lambda value: value.expand(settings.batch, *value.shape[1:]))
         size = min(settings.batch, length(dataset))
         self._order = Order(
             length(dataset), size, self._stream("order", 0), keep=None, coupled=False
@@ -260,9 +252,7 @@ class _Run:
         """Training images of a step, as attribution sees them."""
         places = self._order.indices(step).tolist()
         x, cond = read(self.dataset, places, self._shape)
-        return x.to(self._like.device, self._like.dtype), map_cond(
-            cond, lambda value: value.to(self._like.device)
-        )
+        return self.denoiser.placed(x, cond)
 
     def _stream(self, role: str, step: int) -> int:
         return seed_of(self.settings.seed, f"unlearning {self._query} {role}", step)

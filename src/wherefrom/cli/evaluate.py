@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ..artefacts.files import save_bytes
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
 from ..evaluation.experiments import Experiment, experiment
 from ..evaluation.parallel import evaluate_in_parallel
 from ..evaluation.study import Evaluation
@@ -24,15 +24,15 @@ FIGURES = ("regenerated", "found", "accuracy-cost")
 
 def changed(name: str, **options: Any) -> Experiment:
     """A named experiment with the options that were given; those that are None were not."""
+    for share in options.get("fractions") or ():
+        number("--fraction", share, above=0, most=1)
     given = {key: value for key, value in options.items() if value is not None}
     return dataclasses.replace(experiment(name), **given)
 
 
 def counted(seeds: int, first: int) -> range:
     """So many seeds, from the first on."""
-    if seeds < 1:
-        raise WherefromError(f"there must be at least one seed, not {seeds}")
-    return range(first, first + seeds)
+    return range(first, first + whole("--seeds", seeds, 1))
 
 
 def run_evaluation(
@@ -44,7 +44,7 @@ def run_evaluation(
     processes: int,
 ) -> None:
     """Train, attribute, remove, retrain, regenerate and compare; then show the first table."""
-    if processes == 1:
+    if whole("--processes", processes, 1) == 1:
         one.run(out, data, seeds, methods)
     else:
         evaluate_in_parallel(one, out, data, seeds, methods, processes)
@@ -65,6 +65,7 @@ def run_lds(
     """Train on random halves, and show how well each method's scores predict how the losses of the
     generated images follow.
     """
+    whole("--subsets", subsets, 3)
     table, each = lds_tables(one.lds(out, data, seeds, methods, subsets), subsets)
     report = Evaluation(out).report()
     save_bytes(out / "lds.csv", each.csv().encode())
@@ -84,6 +85,11 @@ def write_report(
     """Write tables as Markdown and CSV and figures as PNG into the evaluation's folder, all or some
     by name.
     """
+    if not folder.is_dir():
+        raise WherefromError(
+            f"there is no folder {folder}: run `wherefrom evaluate NAME --out {folder}` first, or "
+            "name the folder of an evaluation"
+        )
     tables, place = Tables(folder, fraction), Evaluation(folder).report()
     known = tables.all()
     wanted = list(what or [*known, *FIGURES])

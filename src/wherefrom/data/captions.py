@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.files import save
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from ..running.progress import bar
 from .coco import read_captions
 from .pretrained import pretrained
@@ -34,8 +34,7 @@ def embed_captions(
     `model`: a CLIP on the Hugging Face hub, or a folder; the default is the one that the paper's
     model was trained with. `device`: None: a GPU where there is one.
     """
-    if batch_size < 1:
-        raise WherefromError(f"batch_size must be at least 1, not {batch_size}")
+    whole("batch_size", batch_size, 1)
     _, annotations = read_captions(Path(captions))
     if not annotations:
         raise WherefromError(f"{captions} has no captions: give an annotation file with some")

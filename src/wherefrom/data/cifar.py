@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import WherefromError, need
+from ..errors import WherefromError, flag, need
 from ..running.progress import bar
 from .hub import HubImages, image_column, is_saved, open_saved
 from .images import Images
@@ -67,6 +67,7 @@ class Records:
 def cifar10(path: str | os.PathLike[str], split: str = "train", labels: bool = False) -> Images:
     """A split of CIFAR-10 as [3, 32, 32] images, with the class as an int64 label if asked."""
     place = Path(path)
+    flag("labels", labels)
     if split not in _BINARY:
         raise WherefromError(f"CIFAR-10 has no split {split!r}, only {list(_BINARY)}")
     if not place.exists():

@@ -7,6 +7,7 @@ tensor.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,49 +18,77 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ..errors import WherefromError, need
+from ..errors import WherefromError, need, whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+DECODED = "upright, on white"  # a copy of pixels that were decoded otherwise is another copy
 _MODES = {1: "L", 3: "RGB"}
 
 
 def open_image(path: Path, channels: int) -> Image:
-    """Decode a file as it is stored; a camera's orientation mark is not applied."""
+    """Decode a file as a viewer shows it: upright, by the camera's orientation mark, and on white
+    where it is transparent.
+    """
     pil: Any = need("PIL.Image", "data")
     with decoding(str(path)), pil.open(path) as image:
-        return as_mode(image, channels, str(path))
+        return as_mode(upright(image), channels, str(path))
+
+
+def upright(image: Image) -> Image:
+    """The image turned as its camera's orientation mark (EXIF) says."""
+    turned: Image = need("PIL.ImageOps", "data").exif_transpose(image)
+    return turned
 
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Turn whatever a damaged image raises into a sentence that names it."""
+    """Turn whatever a damaged image raises, or one that cannot be read, into a sentence that names
+    it.
+    """
     pil: Any = need("PIL.Image", "data")
     try:
         yield
     except FileNotFoundError as error:
         raise WherefromError(f"there is no file {error.filename or name}") from error
-    except (OSError, SyntaxError, ValueError, EOFError, pil.DecompressionBombError) as error:
+    except PermissionError as error:
+        raise WherefromError(
+            f"{name} may not be read ({error.strerror}): change its permissions"
+        ) from error
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        struct.error,
+        pil.DecompressionBombError,
+    ) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the image's
+            raise WherefromError(f"{name} cannot be read ({error.strerror})") from error
         raise WherefromError(
             f"{name} cannot be decoded as an image ({error}); mend or remove it"
         ) from error
 
 
 def as_mode(image: Image, channels: int, name: str) -> Image:
-    """Convert to grey (1 channel) or RGB (3)."""
+    """Convert to grey (1 channel) or RGB (3); what is transparent lies on white."""
     if image.mode.startswith(("I", "F")):  # PIL would clip these to 0..255 without a word
         raise WherefromError(
             f"{name} has pixels of more than 8 bits (mode {image.mode}); convert it to 8 bits first"
         )
+    if image.has_transparency_data:  # convert would show the colours that lie under it
+        pil: Any = need("PIL.Image", "data")
+        over = image.convert("RGBA")
+        image = pil.alpha_composite(pil.new("RGBA", over.size, "white"), over)
     return image.convert(_MODES[channels])
 
 
 def check_view(size: int | None, channels: int) -> None:
     """Refuse a size or a number of channels that no image can have."""
-    if channels not in _MODES:
+    if isinstance(channels, bool) or channels not in _MODES:
         raise WherefromError(f"channels is {channels!r}; it must be 1 (grey) or 3 (RGB)")
-    if size is not None and size < 1:
+    if size is not None and whole("size", size) < 1:
         raise WherefromError(
             f"size is {size!r}; give a positive number of pixels, or None to keep images as "
             "they are"

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from ..errors import need
+from ..errors import flag, need
 from .images import Images
 
 
 def digits(labels: bool = False) -> Images:
     """The digits as [1, 8, 8] images in [-1, 1], with the digit as an int64 label if asked."""
     sklearn: Any = need("sklearn.datasets", "demo")
+    flag("labels", labels)
     data = sklearn.load_digits()
     # [N, 1, 8, 8], from grey levels 0..16
     pixels = torch.from_numpy(data.images).float()[:, None] / 8 - 1

@@ -6,17 +6,18 @@ With labels, the first-level subfolders are the classes.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import WherefromError
+from ..errors import WherefromError, flag
 from .lazy import ImageFiles
 
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+_JPEG = {".jpg", ".jpeg", ".jpe", ".jfif"}
+_SUFFIXES = {*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 class Folder(ImageFiles):
@@ -28,6 +29,7 @@ class Folder(ImageFiles):
         self, root: Path, paths: Sequence[Path], size: int | None, channels: int, labels: bool
     ) -> None:
         super().__init__(root, paths, size, channels)
+        flag("labels", labels)
         self.classes: list[str] = []
         self.labels: list[int] | None = None
         if labels:
@@ -54,10 +56,12 @@ class Folder(ImageFiles):
 def folder(
     path: str | os.PathLike[str], size: int | None = None, channels: int = 3, labels: bool = False
 ) -> Folder:
-    """Every image below a folder, sorted by its path; hidden files and folders are left out.
+    """Every image below a folder, sorted by its path; hidden files and folders are left out, and a
+    link back to a folder above is not followed.
 
-    With a size, the shorter side is resized to it and the longer one cropped; without, images stay
-    as they are.
+    Images are as a viewer shows them: turned upright by the camera's orientation mark, and on white
+    where they are transparent. With a size, the shorter side is resized to it and the longer one
+    cropped; without, images keep theirs.
     """
     root = Path(path)
     if not root.is_dir():
@@ -71,13 +75,36 @@ def folder(
 
 
 def _images_below(root: Path) -> list[Path]:
-    found = []
-    for parent, folders, files in os.walk(root, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        images = (
-            name
-            for name in files
-            if not name.startswith(".") and Path(name).suffix.lower() in _SUFFIXES
-        )
-        found += [Path(parent, name) for name in images]
+    found = list(_walked(root, frozenset()))
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _walked(folder: Path, above: frozenset[str]) -> Iterator[Path]:
+    """The images below a folder; `above`: the folders that led here, as they are on disk, so that a
+    link to one of them does not go round for ever.
+    """
+    here = os.path.realpath(folder)
+    if here in above:
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise WherefromError(
+            f"the folder {folder} cannot be read ({error.strerror}): change its permissions, or "
+            "move it away"
+        ) from error
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.name.startswith("."):
+            continue
+        if _is_folder(entry):
+            yield from _walked(path, above | {here})
+        elif path.suffix.lower() in _SUFFIXES:
+            yield path
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: reading it will say so
+        return False

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError, need
-from .decode import as_mode, decoding, resize_image, to_bytes
+from .decode import DECODED, as_mode, decoding, resize_image, to_bytes, upright
 from .lazy import LazyImages
 
 _IMAGE_NAMES = ("image", "img")
@@ -43,7 +43,7 @@ class HubImages(LazyImages):
             image = self._images[index][self.image]
         if image is None:
             raise WherefromError(f"{name} holds no image: filter such rows out")
-        image = as_mode(image, self.channels, name)
+        image = as_mode(upright(image), self.channels, name)
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 
     def conditions(self) -> Any:
@@ -69,6 +69,7 @@ class HubImages(LazyImages):
             "size": self.size,
             "channels": self.channels,
             "column": self.image,
+            "decoded": DECODED,
             # the library's own digest of the rows and of how they were made
             "rows": self._images._fingerprint,
         }

@@ -49,6 +49,10 @@ class Images:
     def __init__(
         self, pixels: Tensor | NDArray[Any] | OneByOne, cond: Tensor | ArrayLike | None = None
     ) -> None:
+        if not hasattr(pixels, "shape") or not hasattr(pixels, "dtype"):
+            raise WherefromError(
+                f"pixels is {type(pixels).__name__}; give an array or a tensor [N, C, H, W]"
+            )
         if len(pixels.shape) != 4:
             raise WherefromError(f"pixels has shape {tuple(pixels.shape)}; it must be [N, C, H, W]")
         if not _is_bytes_or_floats(pixels):

@@ -7,15 +7,21 @@ same words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 
-Cond = Tensor | dict[str, Tensor] | None
+# whoever reads items finds conditions, which are a part of them, here too
+from .conditions import Cond as Cond
+from .conditions import cond_rows as cond_rows
+from .conditions import map_cond as map_cond
+from .conditions import not_finite
+from .conditions import stack_conds as stack_conds
 
 
 class Dataset(Protocol):
@@ -38,45 +44,88 @@ class Viewed(Protocol):
     def training_view(self, index: int, generator: torch.Generator, /) -> Any: ...
 
 
-def split(item: Any) -> tuple[Tensor, Cond]:
-    """An item as (x, cond)."""
+def split(item: Any, name: str = "an item of the data set") -> tuple[Tensor, Cond]:
+    """An item as (x, cond); `name`: what to call it where it is none."""
     x, cond = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
     if not isinstance(x, Tensor):
         raise WherefromError(
-            f"an item of the data set is {type(x).__name__}; it must be a tensor [C,H,W] or a "
-            "pair (tensor, cond)"
+            f"{name} is {type(x).__name__}; it must be a tensor [C,H,W] or a pair (tensor, cond)"
         )
+    check_floating(x, name)
     return x, cond
+
+
+def check_floating(x: Tensor, name: str) -> None:
+    """Refuse images of bytes, of whole numbers, of truth values, of complex numbers."""
+    if not x.is_floating_point():
+        raise WherefromError(
+            f"{name} holds {x.dtype}: give floating-point numbers in the range that the model was "
+            "trained in; where that is [-1, 1], bytes are x.float() / 127.5 - 1"
+        )
 
 
 def length(dataset: Dataset) -> int:
     """The number of items, refusing an empty set."""
-    count = len(dataset)
+    count = _counted(dataset, "the data set")
     if count == 0:
         raise WherefromError("the data set is empty")
     return count
 
 
-def item_shape(dataset: Dataset) -> tuple[int, ...]:
+def query_count(queries: Dataset | Tensor) -> int:
+    """The number of queries, refusing none."""
+    count = _counted(queries, "the set of queries")
+    if count == 0:
+        raise WherefromError("there are no queries: give at least one image")
+    return count
+
+
+def _counted(dataset: Any, what: str) -> int:
+    kind, way = type(dataset).__name__, "give a Dataset with __len__ and __getitem__, or a list"
+    unnumbered = isinstance(dataset, IterableDataset | Mapping | str)
+    if unnumbered or not hasattr(dataset, "__getitem__"):
+        raise WherefromError(f"{what} is of type {kind}, which has no items by number: {way}")
+    try:
+        return len(dataset)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise WherefromError(f"{what}, of type {kind}, has no length ({error}): {way}") from error
+
+
+def item_shape(dataset: Dataset, what: str = "item") -> tuple[int, ...]:
     """The shape [C, H, W] of the first item, which all others must share."""
     length(dataset)
-    return tuple(split(dataset[0])[0].shape)
+    return tuple(split(several(dataset, [0])[0], f"{what} 0 of the data set")[0].shape)
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Refuse batches of nothing."""
-    if batch_size < 1:
-        raise WherefromError(f"batch_size must be at least 1, not {batch_size}")
+def check_batch_size(batch_size: int) -> int:
+    """A batch size, refusing batches of nothing."""
+    return whole("batch_size", batch_size, 1)
 
 
 def several(dataset: Dataset, indices: Sequence[int]) -> list[Any]:
     """Items at some places, all at once where the data set knows how (`__getitems__`, as torch's
     own loaders ask).
     """
-    at_once = getattr(dataset, "__getitems__", None)
-    return (
-        [dataset[index] for index in indices] if at_once is None else list(at_once(list(indices)))
-    )
+    at_once, found = getattr(dataset, "__getitems__", None), []
+    which = f"items {indices[0]} to {indices[-1]}"
+    try:
+        if at_once is None:
+            for index in indices:
+                which = f"item {index}"
+                found.append(dataset[index])
+        else:
+            found = list(at_once(list(indices)))
+    except IndexError as error:
+        raise WherefromError(
+            f"the data set says that it has {len(dataset)} items, and asked for {which} it raises "
+            f"IndexError ({error}): mend its length, or what it does there"
+        ) from error
+    if len(found) != len(indices):
+        raise WherefromError(
+            f"the data set gave {len(found)} items where {len(indices)} were asked for: mend its "
+            "__getitems__"
+        )
+    return found
 
 
 def read(
@@ -92,7 +141,10 @@ def collate(
     """Stack items into x [B, C, H, W] and cond, naming the first item that does not fit or is not
     finite.
     """
-    pairs = [split(item) for item in items]
+    pairs = [
+        split(item, f"{what} {index} of the data set")
+        for index, item in zip(indices, items, strict=True)
+    ]
     for index, (x, _) in zip(indices, pairs, strict=True):
         if tuple(x.shape) != shape:
             raise WherefromError(
@@ -100,41 +152,12 @@ def collate(
                 f"{shape}: resize or crop them alike"
             )
     x = torch.stack([x for x, _ in pairs])
-    # a finite sum says that all are, at a tenth of the price; one that overflowed says nothing
-    if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
-        bad = int((~torch.isfinite(x).flatten(1).all(1)).nonzero()[0])
+    bad = not_finite(x)
+    if bad is not None:
         raise WherefromError(
             f"{what} {indices[bad]} of the data set holds NaN or infinity: mend or drop it"
         )
-    return x, stack_conds([cond for _, cond in pairs])
-
-
-def stack_conds(conds: Sequence[Any]) -> Cond:
-    """Conditions of single items as the condition of a batch."""
-    first = conds[0]
-    if any(type(cond) is not type(first) for cond in conds):
-        raise WherefromError(
-            "some items of the data set have a condition and some have none, or of another type"
-        )
-    if first is None:
-        return None
-    if isinstance(first, dict):
-        return {key: torch.stack([torch.as_tensor(cond[key]) for cond in conds]) for key in first}
-    return torch.stack([torch.as_tensor(cond) for cond in conds])
-
-
-def map_cond(cond: Cond, change: Callable[[Tensor], Tensor]) -> Cond:
-    """Apply a function to every tensor of a condition: a move to a device, a choice of rows, a
-    repetition.
-    """
-    if isinstance(cond, dict):
-        return {key: change(value) for key, value in cond.items()}
-    return None if cond is None else change(cond)
-
-
-def cond_rows(cond: Cond, rows: slice) -> Cond:
-    """The condition of some images of a batch."""
-    return map_cond(cond, lambda value: value[rows])
+    return x, stack_conds([cond for _, cond in pairs], indices, what)
 
 
 def batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Tensor, Cond]]:

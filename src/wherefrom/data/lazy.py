@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint
-from .decode import check_view, open_image, resize_image, to_bytes
+from .decode import DECODED, check_view, open_image, resize_image, to_bytes
 from .images import Item, scaled
 
 _LOOKED_AT = 2**14  # files whose lengths and times are looked at whenever somebody asks
@@ -108,6 +108,7 @@ class ImageFiles(LazyImages):
             "images": len(self),
             "size": self.size,
             "channels": self.channels,
+            "decoded": DECODED,
             "files": fingerprint(repr(files)),
         }
 

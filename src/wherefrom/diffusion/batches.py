@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ..data.batch import for_network
 from ..data.items import Cond, Dataset, Viewed, collate, item_shape, map_cond, several
 from ..errors import WherefromError
 from ..running.progress import bar
@@ -72,7 +73,10 @@ def kept_indices(keep: Iterable[int] | Tensor | None, count: int) -> Tensor | No
     """`keep` as sorted distinct indices, [K]; a mask of the data set's length is understood too."""
     if keep is None:
         return None
-    chosen = torch.as_tensor(keep if isinstance(keep, Tensor) else list(keep))
+    try:
+        chosen = torch.as_tensor(keep if isinstance(keep, Tensor) else list(keep))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WherefromError(f"keep must hold indices from 0 to {count - 1}, or a mask") from error
     if chosen.dtype == torch.bool:
         if chosen.shape != (count,):
             raise WherefromError(
@@ -87,10 +91,16 @@ def kept_indices(keep: Iterable[int] | Tensor | None, count: int) -> Tensor | No
 
 
 class Feed:
-    """Batches (x, cond) on a device, for any step on."""
+    """Batches (x, cond) where a network is and in its precision, for any step on; see
+    `for_network`.
+    """
 
-    def __init__(self, dataset: Dataset, order: Order, device: torch.device) -> None:
-        self.dataset, self.order, self.device = dataset, order, device
+    def __init__(
+        self, dataset: Dataset, order: Order, network: nn.Module, directly: bool = False
+    ) -> None:
+        self.dataset, self.order = dataset, order
+        self._place = partial(for_network, network, directly=directly)
+        self.device = device_of(network)
         self.shape = item_shape(dataset)
         size = order.count * torch.Size(self.shape).numel() * 4
         self._whole = (
@@ -116,8 +126,7 @@ class Feed:
         for batch in loader:
             if isinstance(batch, WherefromError):
                 raise batch
-            x, cond = batch
-            yield self._move(x), map_cond(cond, self._move)
+            yield self._place(*batch)
 
     def whole(self) -> tuple[Tensor, Cond]:
         """All images and conditions on the device."""
@@ -130,11 +139,12 @@ class Feed:
                 places = range(start, min(start + _READ, self.order.count))
                 items += several(self.dataset, places)
                 progress.update(len(places))
-        x, cond = collate(items, range(len(items)), self.shape)
-        return self._move(x), map_cond(cond, self._move)
+        return self._place(*collate(items, range(len(items)), self.shape))
 
-    def _move(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+
+def device_of(network: nn.Module) -> torch.device:
+    """Where a network is."""
+    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
 
 class _Views(torch.utils.data.Dataset[Any]):

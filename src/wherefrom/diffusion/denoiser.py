@@ -15,11 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ..artefacts.architecture import network_identity
-from ..artefacts.functions import function_fingerprint
 from ..artefacts.identity import fingerprint
+from ..data.batch import for_network, index_error
 from ..data.items import Cond, map_cond
 from ..errors import WherefromError
 from ..layers.discovery import (
@@ -32,11 +31,19 @@ from ..layers.discovery import (
     trainable,
 )
 from ..layers.kinds import own_parameters
+from .calling import (
+    Call,
+    as_given,
+    call_identity,
+    call_plainly,
+    check_network,
+    checked_output,
+    dtype_of,
+)
 from .draws import Draws
 from .process import Process
 from .turns import turn
 
-Call = Callable[[nn.Module, Tensor, Tensor, Cond], Tensor]
 Watcher = Callable[[Tensor, Tensor, Cond, Tensor], None]  # of x_sigma, sigma, cond and output
 Layout = Literal["channels_first", "channels_last"]
 
@@ -197,8 +204,14 @@ class Denoiser:
 
     def evaluate(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """The network's output at sigma [B], checked; to be asked for inside `frozen`."""
-        output = self.call(self.network, x_sigma, sigma, map_cond(cond, _given))
+        output = self.call(self.network, x_sigma, sigma, map_cond(cond, as_given))
         return checked_output(self.network, output, x_sigma)
+
+    def placed(self, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:
+        """A batch where the network is, in its precision, once it is clear that the network takes
+        it.
+        """
+        return for_network(self.network, x, cond, directly=self.call is call_plainly)
 
     def check_draws(self, draws: Draws) -> None:
         """Refuse draws of another process."""
@@ -249,6 +262,11 @@ class Denoiser:
                     for parameter, _ in flags:
                         parameter.requires_grad_(False)
                     yield
+                except IndexError as error:
+                    said = index_error(self.network, error)
+                    if said is None:
+                        raise
+                    raise said from error
                 finally:
                     self._frozen = False
                     for module, mode in modes:
@@ -293,78 +311,20 @@ class Denoiser:
         return Coverage(1 - sum(left_out.values()) / total, left_out)
 
 
-def _given(condition: Tensor) -> Tensor:
-    """A condition as it is given: whatever it was computed by is not part of the network."""
-    return condition.clone() if condition.is_inference() else condition.detach()
-
-
-def call_identity(call: Call | None) -> str:
-    """How a network is called, as a short digest; "plain" where nothing adapts it."""
-    return "plain" if call in (None, call_plainly) else function_fingerprint(call)
-
-
-def call_plainly(
-    network: nn.Module, x_sigma: Tensor, sigma: Tensor, cond: Cond, **extra: Tensor
-) -> Tensor:
-    """The signature that needs no adapting: forward(x_sigma, sigma), with cond third where there is
-    one.
-    """
-    return (
-        network(x_sigma, sigma, **extra) if cond is None else network(x_sigma, sigma, cond, **extra)
-    )
-
-
-def check_network(network: Any) -> None:
-    """Refuse what cannot be evaluated and differentiated as it is."""
-    if not isinstance(network, nn.Module):
-        raise WherefromError(f"a denoiser wraps a torch.nn.Module, not {type(network).__name__}")
-    for name, module in network.named_modules():
-        # hooks of a compiled module are those that it was compiled with
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-            raise WherefromError(
-                f"{name or type(network).__name__} went through torch.compile, which does not "
-                "let its layers be followed: give the network as it was before (`_orig_mod` of "
-                "the compiled one); passes are compiled where that pays"
-            )
-    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-        if is_lazy(tensor):
-            raise WherefromError(
-                f"{name} has no shape yet, as its lazy layer has never run: run the network once"
-            )
-        if tensor.is_inference():
-            raise WherefromError(
-                f"{name} was made inside torch.inference_mode and can take part in no gradient: "
-                "make or load the network outside of it"
-            )
-
-
-def checked_output(network: nn.Module, output: Any, x_sigma: Tensor) -> Tensor:
-    """A network's output, once it is clear that it is one number for each of x_sigma [B, ...]."""
-    kind, wanted = type(network).__name__, tuple(x_sigma.shape)
-    if isinstance(output, Tensor):
-        if output.shape == x_sigma.shape:
-            return output
+def check_denoiser(denoiser: Any) -> None:
+    """Refuse what is none, a network alone among it."""
+    if not isinstance(denoiser, Denoiser):
         raise WherefromError(
-            f"{kind} made {tuple(output.shape)} of {wanted}; an output has its input's shape: "
-            "adapt the network with call="
+            f"the model is {type(denoiser).__name__}: wrap the network as wherefrom.Denoiser("
+            "network, process)"
         )
-    inside: dict[Any, Any] = {}
-    if isinstance(output, Mapping):
-        inside = dict(output)
-    elif isinstance(output, tuple | list):
-        inside = dict(enumerate(output))
-    fitting = [
-        key for key, one in inside.items() if isinstance(one, Tensor) and one.shape == x_sigma.shape
-    ]
-    way = f"[{fitting[0]!r}]" if fitting else "..."
-    raise WherefromError(
-        f"{kind} returned {type(output).__name__}, not a tensor of shape {wanted}: adapt it with "
-        f"call=lambda network, x, sigma, cond: network(x, sigma){way}"
-    )
 
 
-def dtype_of(network: nn.Module) -> torch.dtype:
-    """Of a network's first floating-point parameter."""
-    kinds = (parameter.dtype for parameter in network.parameters())
-    floating = (kind for kind in kinds if kind.is_floating_point and kind.itemsize > 1)
-    return next(floating, torch.get_default_dtype())
+def check_model(denoiser: Any, draws: Any) -> None:
+    """Refuse what is no denoiser, and draws that are none or of another process."""
+    check_denoiser(denoiser)
+    if not isinstance(draws, Draws):
+        raise WherefromError(
+            f"draws is {type(draws).__name__}: give wherefrom.Draws(process, shape, count)"
+        )
+    denoiser.check_draws(draws)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from .process import Process
 from .seeds import seed_of
 
@@ -37,19 +37,23 @@ class Draws:
     def __init__(
         self, process: Process, shape: tuple[int, ...], count: int = 32, seed: int = 0
     ) -> None:
-        shape = tuple(int(size) for size in shape)
-        if not shape or min(shape) < 1:
-            raise WherefromError(f"draws have the shape of one image, [C, H, W], not {shape}")
-        if count < 1:
-            raise WherefromError(f"there must be at least one draw, not {count}")
-        self.process, self.shape, self.seed = process, shape, seed
+        if not isinstance(process, Process):
+            raise WherefromError(
+                f"{process!r} is no process: give wherefrom.EDM(), DDPM, VPrediction or "
+                "FlowMatching"
+            )
+        if not isinstance(shape, tuple | list) or not shape:
+            raise WherefromError(f"draws have the shape of one image, [C, H, W], not {shape!r}")
+        count = whole("count", count, 1)
+        self.process, self.seed = process, whole("seed", seed)
+        self.shape = tuple(whole("a size in the shape of draws", size, 1) for size in shape)
         self.sigmas = process.grid(count) if count > 1 else process.grid(3)[1:2]  # [M]
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(self.seed)
         # one draw's noise after the other, so that the first draws are the same whatever the count
         self.noises = torch.stack(
-            [torch.randn(math.prod(shape), generator=generator) for _ in range(count)]
+            [torch.randn(math.prod(self.shape), generator=generator) for _ in range(count)]
         )
-        self.noises = self.noises.reshape(count, *shape)  # [M, C, H, W]
+        self.noises = self.noises.reshape(count, *self.shape)  # [M, C, H, W]
 
     @property
     def about(self) -> dict[str, Any]:

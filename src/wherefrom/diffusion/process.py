@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
+from .coefficients import check_alike, floating, like
 
 Solver = Literal["heun", "euler"]
 
@@ -62,7 +63,7 @@ class Process(ABC):
 
     def loss_weight(self, sigma: Tensor) -> Tensor:
         """The weight of a sample's squared error in the training loss."""
-        return torch.ones_like(_floating(sigma))
+        return torch.ones_like(floating(sigma))
 
     # --- what follows from mu, nu, p and q --------------------------------------------------------
 
@@ -107,30 +108,35 @@ class Process(ABC):
     # --- what the rest of the library calls -------------------------------------------------------
 
     def add_noise(self, x: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
-        """The noised image x_sigma = mu x + nu n, [B, C, H, W]."""
+        """The noised image x_sigma = mu x + nu n, [B, C, H, W]; the noise is of x's shape, or of
+        one image's.
+        """
         sigma = self.check(sigma)
-        return _like(self.mu(sigma), x) * x + _like(self.nu(sigma), x) * noise
+        check_alike("the noise", noise, x)
+        return like(self.mu(sigma), x) * x + like(self.nu(sigma), x) * noise
 
     def target(self, x: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
         """What the network is trained to output at x_sigma: p x + q n."""
         p, q = self.mix(self.check(sigma))
-        return _like(p, x) * x + _like(q, x) * noise
+        check_alike("the noise", noise, x)
+        return like(p, x) * x + like(q, x) * noise
 
     def clean(self, output: Tensor, x_sigma: Tensor, sigma: Tensor) -> Tensor:
         """The clean image that an output at x_sigma stands for."""
         sigma = self.check(sigma)
+        check_alike("the output", output, x_sigma)
         determinant, q = self._determinant(sigma), self.mix(sigma)[1]
         return (
-            _like(self.nu(sigma) / determinant, x_sigma) * output
-            - _like(q / determinant, x_sigma) * x_sigma
+            like(self.nu(sigma) / determinant, x_sigma) * output
+            - like(q / determinant, x_sigma) * x_sigma
         )
 
     def score(self, output: Tensor, x_sigma: Tensor, sigma: Tensor) -> Tensor:
         """The score s = kappa F + b x_sigma that an output stands for (Lemma 1)."""
         sigma = self.check(sigma)
+        check_alike("the output", output, x_sigma)
         return (
-            _like(self.kappa(sigma), x_sigma) * output
-            + _like(self.offset(sigma), x_sigma) * x_sigma
+            like(self.kappa(sigma), x_sigma) * output + like(self.offset(sigma), x_sigma) * x_sigma
         )
 
     def weight(self, sigma: Tensor) -> Tensor:
@@ -138,13 +144,21 @@ class Process(ABC):
         (Eq. 1).
         """
         sigma = torch.as_tensor(sigma)
-        return (self.kappa(self.check(sigma)) ** 2).to(sigma.device, _floating(sigma).dtype)
+        return (self.kappa(self.check(sigma)) ** 2).to(sigma.device, floating(sigma).dtype)
 
     def check(self, sigma: Tensor | float) -> Tensor:
         """sigma on the CPU in float64 (timesteps: int64), where coefficients are exact; or an error
         if it is out of range.
         """
-        sigma = torch.as_tensor(sigma).detach().cpu()
+        try:
+            sigma = torch.as_tensor(sigma).detach().cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise WherefromError(f"sigma is {sigma!r}; give a number or a tensor [B]") from error
+        if sigma.ndim > 1 or sigma.is_complex() or sigma.dtype == torch.bool:
+            raise WherefromError(
+                f"sigma is {tuple(sigma.shape)} of {sigma.dtype}: give a number, or one for each "
+                "image, [B]"
+            )
         low, high = self.range
         slack = 1e-5 * low  # float32 may round the ends of the range outwards
         inside = (sigma >= low - slack) & (sigma <= high + slack)
@@ -156,24 +170,13 @@ class Process(ABC):
         return sigma.double()
 
     def _check_count(self, count: int, most: int | None = None) -> None:
+        count = whole("the number of noise levels", count)
         if count < 1 or (most is not None and count > most):
             limit = "at least 1" if most is None else f"1 to {most}"
             raise WherefromError(
                 f"a grid of {count} noise levels was asked of {type(self).__name__}; it can "
                 f"have {limit}"
             )
-
-
-def _like(coefficient: Tensor, x: Tensor) -> Tensor:
-    """A coefficient of shape [] or [B], ready to multiply x [B, C, H, W], without waiting for the
-    device.
-    """
-    coefficient = coefficient.to(dtype=x.dtype).to(device=x.device, non_blocking=True)
-    return (
-        coefficient.reshape(coefficient.shape + (1,) * (x.ndim - 1))
-        if coefficient.ndim
-        else coefficient
-    )
 
 
 @dataclass(frozen=True)
@@ -189,23 +192,25 @@ class EDM(Process):
     solver: ClassVar[Solver] = "heun"
 
     def __post_init__(self) -> None:
-        if not (0 < self.sigma_min < self.sigma_max and self.sigma_data > 0 and self.rho > 0):
-            raise WherefromError(
-                f"{self} is no EDM process: 0 < sigma_min < sigma_max, sigma_data and rho above 0"
-            )
+        for name in ("sigma_data", "sigma_min", "sigma_max", "rho"):
+            number(name, getattr(self, name), above=0)
+        number("p_mean", self.p_mean)
+        number("p_std", self.p_std, least=0)
+        if not self.sigma_min < self.sigma_max:
+            raise WherefromError(f"{self} is no EDM process: sigma_min must be below sigma_max")
 
     @property
     def range(self) -> tuple[float, float]:
         return self.sigma_min, self.sigma_max
 
     def mu(self, sigma: Tensor) -> Tensor:
-        return torch.ones_like(_floating(sigma))
+        return torch.ones_like(floating(sigma))
 
     def nu(self, sigma: Tensor) -> Tensor:
-        return _floating(sigma)
+        return floating(sigma)
 
     def mix(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        one = torch.ones_like(_floating(sigma))
+        one = torch.ones_like(floating(sigma))
         return one, torch.zeros_like(one)
 
     def sample_sigma(self, count: int, generator: torch.Generator) -> Tensor:
@@ -215,7 +220,7 @@ class EDM(Process):
         return sigma.clamp(self.sigma_min, self.sigma_max)
 
     def loss_weight(self, sigma: Tensor) -> Tensor:
-        sigma = _floating(sigma)
+        sigma = floating(sigma)
         return (sigma**2 + self.sigma_data**2) / (sigma * self.sigma_data) ** 2
 
     def grid(self, count: int) -> Tensor:
@@ -241,8 +246,13 @@ class _VariancePreserving(Process):
     discrete: ClassVar[bool] = True
 
     def __init__(self, alphas_cumprod: Tensor | Sequence[float] | Any) -> None:
-        alphas = torch.as_tensor(alphas_cumprod, dtype=torch.float64).detach().cpu().clone()
         name = type(self).__name__
+        try:
+            alphas = torch.as_tensor(alphas_cumprod, dtype=torch.float64).detach().cpu().clone()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise WherefromError(
+                f"{name} takes alphas_cumprod as one number per timestep, not {alphas_cumprod!r}"
+            ) from error
         if alphas.ndim != 1 or len(alphas) < 2:
             raise WherefromError(
                 f"{name} takes alphas_cumprod as one value per timestep, not shape "
@@ -258,12 +268,16 @@ class _VariancePreserving(Process):
     @classmethod
     def linear(cls, steps: int = 1000, start: float = 1e-4, end: float = 0.02) -> Self:
         """The schedule of Ho et al. 2020: betas rising linearly."""
+        steps = whole("steps", steps, 2)
+        start, end = (
+            number(name, beta, above=0, below=1) for name, beta in (("start", start), ("end", end))
+        )
         return cls((1 - torch.linspace(start, end, steps, dtype=torch.float64)).cumprod(0))
 
     @classmethod
     def cosine(cls, steps: int = 1000) -> Self:
         """The schedule of Nichol & Dhariwal 2021."""
-        time = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+        time = torch.linspace(0, 1, whole("steps", steps, 2) + 1, dtype=torch.float64)
         alphas = ((time + 0.008) / 1.008 * torch.pi / 2).cos() ** 2
         return cls((alphas[1:] / alphas[:-1]).clamp_min(1e-3).cumprod(0))
 
@@ -352,6 +366,8 @@ class FlowMatching(Process):
     solver: ClassVar[Solver] = "heun"
 
     def __post_init__(self) -> None:
+        for name in ("sigma_min", "sigma_max"):
+            number(name, getattr(self, name))
         if not 0 < self.sigma_min < self.sigma_max < 1:
             raise WherefromError(f"{self} is no flow: 0 < sigma_min < sigma_max < 1")
 
@@ -360,13 +376,13 @@ class FlowMatching(Process):
         return self.sigma_min, self.sigma_max
 
     def mu(self, sigma: Tensor) -> Tensor:
-        return 1 - _floating(sigma)
+        return 1 - floating(sigma)
 
     def nu(self, sigma: Tensor) -> Tensor:
-        return _floating(sigma)
+        return floating(sigma)
 
     def mix(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        one = torch.ones_like(_floating(sigma))
+        one = torch.ones_like(floating(sigma))
         return -one, one
 
     def sample_sigma(self, count: int, generator: torch.Generator) -> Tensor:
@@ -378,7 +394,3 @@ class FlowMatching(Process):
     def grid(self, count: int) -> Tensor:
         self._check_count(count)
         return torch.linspace(self.sigma_max, self.sigma_min, count, dtype=torch.float64).float()
-
-
-def _floating(sigma: Tensor) -> Tensor:
-    return sigma if sigma.is_floating_point() else sigma.to(torch.get_default_dtype())

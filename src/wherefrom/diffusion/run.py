@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ..artefacts.checkpoint import Checkpoint
-from ..data.items import Cond, check_batch_size
-from ..errors import WherefromError
+from ..data.batch import index_error
+from ..data.items import Cond
+from ..errors import WherefromError, flag, number, say, whole
 from ..running.interrupt import deferred_interrupt
 from ..running.progress import bar
 from .augment import random_flip, random_warp
@@ -48,22 +49,33 @@ class Settings:
     augment: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise WherefromError(f"steps must be at least 1, not {self.steps}")
-        check_batch_size(self.batch_size)
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise WherefromError(f"lr must be a positive number, not {self.lr}")
-        if not 0 <= self.ema < 1:
-            raise WherefromError(
-                f"ema is the share of the average kept at each step, 0 <= ema < 1, not {self.ema}"
-            )
-        if not 0 <= self.augment <= 1:
-            raise WherefromError(f"augment is a probability, not {self.augment}")
+        self._put("steps", whole("steps", self.steps, 1))
+        self._put("batch_size", whole("batch_size", self.batch_size, 1))
+        self._put("lr", number("lr", self.lr, above=0))
+        what = "ema, the share of the average that is kept at each step,"
+        self._put("ema", number(what, self.ema, least=0, below=1))
+        self._put("seed", whole("seed", self.seed))
+        flag("coupled", self.coupled)
+        if self.warmup is not None:
+            self._put("warmup", whole("warmup", self.warmup, 0))
+            if self.warmup > self.steps:
+                say(
+                    f"the warm-up of {self.warmup} steps is longer than the run of {self.steps}: "
+                    "the learning rate never reaches lr"
+                )
+        self._put("decay", whole("decay", self.decay))
         if not 0 <= self.decay <= self.steps - min(self.warm_up, self.steps):
             raise WherefromError(
                 f"decay is the number of last steps, of {self.steps} less {self.warm_up} of "
                 f"warm-up, not {self.decay}"
             )
+        self._put("weight_decay", number("weight_decay", self.weight_decay, least=0))
+        flag("flip", self.flip)
+        self._put("augment", number("augment, a probability,", self.augment, least=0, most=1))
+
+    def _put(self, name: str, value: float) -> None:
+        """A number of numpy's as Python's own, which an identity can hold."""
+        object.__setattr__(self, name, value)
 
     @property
     def warm_up(self) -> int:
@@ -142,8 +154,14 @@ class Run(ABC):
         noised = self._noised(step, x)
         # dropout has no generator of its own
         torch.manual_seed(seed_of(self.settings.seed, "dropout", step))
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-            output = self.outputs(noised, cond)
+        try:
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+                output = self.outputs(noised, cond)
+        except IndexError as error:
+            said = index_error(self.model, error)
+            if said is None:
+                raise
+            raise said from error
         errors = squared_errors(output.flatten(0, 1), noised.target.flatten(0, 1))
         each = (noised.weight * errors.unflatten(0, output.shape[:2])).mean(1)  # [K]
         each.sum().backward()

@@ -24,11 +24,17 @@ from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, Viewed, length, map_cond
 from ..errors import WherefromError
 from ..running.modes import outside_inference
-from .batches import Feed, Order, kept_indices
-from .denoiser import Call, call_plainly
+from .batches import Feed, Order, device_of, kept_indices
+from .calling import Call, call_plainly, checked_output
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
-from .training import check_enough, check_takes_bit, device_of, resumed, start_identity
+from .training import (
+    check_enough,
+    check_takes_bit,
+    check_trainable,
+    resumed,
+    start_identity,
+)
 from .turns import turn
 
 # cuDNN's attention cannot be both batched over networks and compiled
@@ -52,6 +58,7 @@ def train_together(
 
     The data set is held on the device; one whose items look different at each step is refused.
     """
+    check_trainable(network, process)
     if not keeps:
         raise WherefromError("there is nothing to train: give at least one set of indices")
     why_not = apart(network, dataset)
@@ -85,7 +92,7 @@ def train_together(
     if rest:
         size, seed, coupled = settings.batch_size, settings.seed, settings.coupled
         orders = [Order(count, size, seed, one, coupled) for one in kept]
-        batches = _Batches(dataset, orders, device)
+        batches = _Batches(dataset, orders, network, call is None)
         label = f"training {len(kept)} networks"
         run_steps(run, map(batches, rest), rest, checkpoint, label)
     return list(average.networks(network))
@@ -156,9 +163,11 @@ class _Called(nn.Module):
 class _Batches:
     """The images of every network at a step, from a data set that is held on the device."""
 
-    def __init__(self, dataset: Dataset, orders: Sequence[Order], device: torch.device) -> None:
-        self._orders, self._device = orders, device
-        self._x, self._cond = Feed(dataset, orders[0], device).whole()
+    def __init__(
+        self, dataset: Dataset, orders: Sequence[Order], network: nn.Module, directly: bool
+    ) -> None:
+        self._orders, self._device = orders, device_of(network)
+        self._x, self._cond = Feed(dataset, orders[0], network, directly).whole()
 
     def __call__(self, step: int) -> tuple[Tensor, Cond]:
         """x [K, B, C, H, W] and its condition [K, B, ...]."""
@@ -210,8 +219,8 @@ class _Together(Run):
     ) -> Tensor:
         def one(weights: dict[str, Tensor], x_sigma: Tensor, cond: Cond) -> Tensor:
             named = {f"network.{name}": value for name, value in weights.items()}
-            output: Tensor = functional_call(self._called, named, (x_sigma, sigma, cond, extra))
-            return output
+            output = functional_call(self._called, named, (x_sigma, sigma, cond, extra))
+            return checked_output(self._called.network, output, x_sigma)
 
         where: Any = (0, 0, None if cond is None else 0)
         outputs: Tensor = vmap(one, in_dims=where, randomness="same")(weights, x_sigma, cond)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,8 @@ from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, length
 from ..errors import WherefromError
 from ..running.modes import outside_inference
-from .batches import Feed, Order, kept_indices
-from .denoiser import Call, call_identity, call_plainly
+from .batches import Feed, Order, device_of, kept_indices
+from .calling import Call, call_identity, call_plainly, checked_output
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
 from .turns import turn
@@ -74,6 +75,7 @@ def train(
         call: `call(network, x_sigma, sigma, cond)` adapts any signature.
         compile: run the network through torch.compile; None: on CUDA.
     """
+    check_trainable(network, process)
     settings = Settings(
         steps, batch_size, lr, ema, seed, coupled, warmup, decay, weight_decay, flip, augment
     )
@@ -105,7 +107,7 @@ def train(
         start = resumed(checkpoint, steps)
     if start < steps:
         rest = range(start, steps)
-        feed = Feed(dataset, Order(count, batch_size, seed, kept, coupled), device)
+        feed = Feed(dataset, Order(count, batch_size, seed, kept, coupled), model, call is None)
         run_steps(run, _one_network(feed.batches(rest)), rest, checkpoint, "training")
     return average
 
@@ -127,8 +129,9 @@ class _Alone(Run):
         self._average, self._forward = average, forward
 
     def outputs(self, noised: Noised, cond: Cond) -> Tensor:
-        output = self._forward(self.model, noised.x_sigma[0], noised.sigma, cond, **noised.extra)
-        return output[None]
+        x_sigma = noised.x_sigma[0]
+        output = self._forward(self.model, x_sigma, noised.sigma, cond, **noised.extra)
+        return checked_output(self.model, output, x_sigma)[None]
 
     def settle(self) -> None:
         """Buffers are not averaged: the average takes the newest."""
@@ -168,6 +171,16 @@ def resumed(checkpoint: Checkpoint, steps: int) -> int:
     return checkpoint.step
 
 
+def check_trainable(network: Any, process: Any) -> None:
+    """Refuse what is no network or no process."""
+    if not isinstance(network, nn.Module):
+        raise WherefromError(f"what is trained is a torch.nn.Module, not {type(network).__name__}")
+    if not isinstance(process, Process):
+        raise WherefromError(
+            f"{process!r} is no process: give wherefrom.EDM(), DDPM, VPrediction or FlowMatching"
+        )
+
+
 def check_enough(kept: Tensor | None, count: int, batch_size: int) -> None:
     """Refuse batches that are larger than the images there are."""
     usable = count if kept is None else len(kept)
@@ -176,11 +189,6 @@ def check_enough(kept: Tensor | None, count: int, batch_size: int) -> None:
         raise WherefromError(
             f"a batch of {batch_size} cannot be drawn: {which} {count} items; lower batch_size"
         )
-
-
-def device_of(network: nn.Module) -> torch.device:
-    """Where a network is."""
-    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
 
 def check_takes_bit(network: nn.Module, call: Call | None) -> None:

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
-from ..attribution.attributor import Attributor
+from ..attribution.attributor import Attributor, read_queries
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Dataset, length
+from ..data.items import Dataset, check_batch_size, item_shape, length, query_count
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.seeds import seed_of
 from ..diffusion.together import apart
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from .metrics import available
 from .results import Results, Row
 from .setup import Setup
@@ -125,13 +125,12 @@ def counterfactual(
     """
     if CONTROL in methods:
         raise WherefromError(f"a method may not be called {CONTROL!r}: that is what controls are")
-    count = queries if isinstance(queries, int) else len(queries)
+    count = query_count(queries) if isinstance(queries, Tensor) else whole("queries", queries)
     if count < 1:
         raise WherefromError("there are no queries: ask for at least one")
-    if controls < 0:
-        raise WherefromError(f"controls counts random removals, 0 or more, not {controls}")
-    for fraction in fractions:
-        budget(length(setup.dataset), fraction)  # which refuses what is no share, before any work
+    if isinstance(queries, Tensor):
+        read_queries(queries, item_shape(setup.dataset))  # refuses what no method could score
+    check_asked(setup, seeds, fractions, controls, batch_size)
     made, missing = available(metrics)
     given = queries if isinstance(queries, Tensor) else None
     evaluation = claimed(setup, folder, count, coupled, given)
@@ -151,6 +150,29 @@ def counterfactual(
     results = Results(rows)
     evaluation.add(results)
     return results
+
+
+def check_asked(
+    setup: Setup,
+    seeds: Sequence[int],
+    fractions: Sequence[float],
+    controls: int,
+    batch_size: int,
+) -> None:
+    """Refuse what no evaluation can be of, before any work."""
+    _listed("seeds", seeds)
+    for seed in seeds:
+        whole("a seed", seed)
+    _listed("fractions", fractions)
+    for fraction in fractions:
+        budget(length(setup.dataset), fraction)  # which refuses what is no share
+    whole("controls", controls, 0)
+    check_batch_size(batch_size)
+
+
+def _listed(name: str, values: Any) -> None:
+    if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+        raise WherefromError(f"{name} is a list of at least one, not {values!r}")
 
 
 def claimed(

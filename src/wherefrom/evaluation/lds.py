@@ -18,12 +18,12 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.agreement import spearman
-from ..data.items import Cond, cond_rows, length, map_cond
+from ..data.items import Cond, check_batch_size, cond_rows, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.loss import image_losses
 from ..diffusion.seeds import seed_of
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
 from .counterfactual import Method, Study, claimed, networks_at_once
 from .setup import Setup
 from .statistics import Estimate, Interval, estimate
@@ -72,12 +72,15 @@ def lds(
             one elsewhere.
         batch_size: training images that a method scores together.
     """
-    if subsets < 3:
+    whole("queries", queries, 1)
+    whole("draws", draws, 1)
+    check_batch_size(batch_size)
+    if whole("subsets", subsets) < 3:
         raise WherefromError(
             f"a rank correlation over {subsets} subsets says nothing: train on at least 3"
         )
     total = length(setup.dataset)
-    size = round(fraction * total)
+    size = round(number("fraction", fraction, above=0, below=1) * total)
     if not int(setup.training["batch_size"]) <= size < total:
         raise WherefromError(
             f"a subset of {100 * fraction:g} % has {size} of {total} images; it needs a batch of "
@@ -156,12 +159,10 @@ def _losses(
 @torch.no_grad()
 def query_losses(denoiser: Denoiser, x: Tensor, cond: Cond, draws: Draws) -> Tensor:
     """The training loss of images x [Q, C, H, W], averaged over the draws: [Q] on the CPU."""
-    device = denoiser.device
     total = torch.zeros(len(x))
     for start in range(0, len(x), _CHUNK):
         some = slice(start, start + _CHUNK)
-        here = map_cond(cond_rows(cond, some), lambda value: value.to(device))
-        images = x[some].to(device)
+        images, here = denoiser.placed(x[some], cond_rows(cond, some))
         for draw in draws:
             noise = draw.noise.to(images)
             x_sigma = denoiser.process.add_noise(images, draw.sigma, noise)

@@ -23,9 +23,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..artefacts.artefact import Folder
-from ..errors import WherefromError
-from .counterfactual import Study, claimed
+from ..errors import WherefromError, whole
+from .counterfactual import Study, check_asked, claimed
 from .experiments import Data, Experiment
+from .metrics import available
 from .results import Results
 from .study import slug
 
@@ -89,10 +90,12 @@ def evaluate_in_parallel(
         data, seeds, methods: as for `experiment.run`.
         processes: at once, at most; only one of them retrains.
     """
-    if processes < 1:
+    if whole("processes", processes) < 1:
         raise WherefromError(f"there must be at least one process, not {processes}")
-    names = list(experiment.methods(methods))
-    claimed(experiment.setup(data), folder, experiment.queries, experiment.coupled)
+    names, setup = list(experiment.methods(methods)), experiment.setup(data)
+    check_asked(setup, seeds, experiment.fractions, experiment.controls, experiment.batch_size)
+    available(experiment.metrics)  # refuses a wrong name
+    claimed(setup, folder, experiment.queries, experiment.coupled)
     waiting = jobs(seeds, names, experiment.queries)
     context = multiprocessing.get_context("spawn")
     running: dict[Job, BaseProcess] = {}

@@ -19,15 +19,16 @@ from torch import Tensor, nn
 from ..artefacts.architecture import network_identity
 from ..artefacts.identity import fingerprint
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, item_shape, length, map_cond, split, stack_conds
-from ..diffusion.denoiser import Call, Denoiser, call_identity
+from ..data.items import Cond, Dataset, item_shape, length, map_cond, several, split, stack_conds
+from ..diffusion.calling import Call, call_identity
+from ..diffusion.denoiser import Denoiser
 from ..diffusion.process import Process
 from ..diffusion.run import Settings
 from ..diffusion.sampling import sample
 from ..diffusion.seeds import seed_of
 from ..diffusion.together import train_together
 from ..diffusion.training import train
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
 from ..models.presets import Preset
 
 _SAMPLED = 256  # images generated together
@@ -58,6 +59,8 @@ class Setup:
     call: Call | None = None
 
     def __post_init__(self) -> None:
+        whole("sampling_steps", self.sampling_steps, 1)
+        number("guidance", self.guidance)
         missing = [name for name in ("steps", "batch_size", "lr") if name not in self.training]
         if missing:
             raise WherefromError(
@@ -150,7 +153,9 @@ class Setup:
         chosen = torch.randperm(
             available, generator=torch.Generator().manual_seed(seed_of(seed, "conditions", 0))
         )[:count]
-        return stack_conds([split(self.conditions[index])[1] for index in chosen.tolist()])
+        places = chosen.tolist()
+        items = several(self.conditions, places)
+        return stack_conds([split(item)[1] for item in items], places)
 
     def generated(self, network: nn.Module, seed: int, count: int) -> Tensor:
         """What a network makes of a seed's noise, [count, C, H, W] on the CPU."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.items import check_floating
 from ..errors import WherefromError
 
 _BATCH = 32  # pairs of images compared together
@@ -40,6 +41,7 @@ class Metric(ABC):
                 f"and {tuple(y.shape)}"
             )
         for images in (x, y):
+            check_floating(images, "a set of images to compare")
             if not bool(((images >= 0) & (images <= 1)).all()):
                 raise WherefromError(
                     "images to compare have values from 0 to 1: wherefrom.evaluation.to_unit "

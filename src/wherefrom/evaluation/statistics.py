@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..attribution.top import both_ends
-from ..errors import WherefromError
+from ..errors import WherefromError, number
 
 Values = Tensor | Sequence[float]
 PerSeed = Mapping[int, Tensor]
@@ -98,10 +98,7 @@ def _ratio(method: Tensor, random: Tensor) -> Tensor:
 
 def budget(count: int, fraction: float) -> int:
     """How many of `count` training items a fraction is, to the nearest: 2 % of 118,287 are 2366."""
-    if not 0 < fraction <= 1:
-        raise WherefromError(
-            f"the fraction to remove must be above 0 and at most 1, not {fraction}"
-        )
+    number("the fraction to remove", fraction, above=0, most=1)
     return max(1, round(fraction * count))
 
 

@@ -18,9 +18,10 @@ from ..artefacts.identity import plain
 from ..artefacts.pace import Pace
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length
+from ..data.manner import Manner, say_misfit
 from ..diffusion.draws import resampled_cotangent
 from ..diffusion.pulse import Pulse
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
 from ..running.modes import outside_inference
@@ -48,9 +49,8 @@ class Curvature:
     ) -> None:
         one_of("curvature", kind, get_args(CurvatureKind))
         one_of("normalize", normalize, get_args(Normalize))
-        if not damping > 0:
-            raise WherefromError(f"damping must be above 0, not {damping}")
-        self.probe, self.kind, self.normalize, self.damping = probe, kind, normalize, damping
+        self.probe, self.kind, self.normalize = probe, kind, normalize
+        self.damping = number("damping", damping, above=0)
         self.images = 0  # that it was estimated from
         self._moments: Moments | None = None
         self._roots: dict[str, Roots] | None = None
@@ -98,6 +98,7 @@ class Curvature:
         self.check_unchanged()
         x, cond = self.probe.queries(queries)
         self.probe.check_shape(item_shape(dataset), "the data set")
+        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
         return x, cond
 
     def identity(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Curvature:
             store: a folder to keep it in, and to resume from.
             about: settings that are kept beside it, for whoever loads it.
         """
-        check_batch_size(batch_size)
+        batch_size = check_batch_size(batch_size)
         probe, chosen, pulse = self.probe, self._chosen(dataset, samples), self._now()
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}
         artefact = Artefact.claim(store, "curvature", {**self.identity(), **data})
@@ -179,7 +180,7 @@ class Curvature:
         self.probe.check_shape(item_shape(dataset), "the data set")
         if samples is None:
             return torch.arange(count)
-        if not 1 <= samples <= count:
+        if not 1 <= whole("samples", samples) <= count:
             raise WherefromError(
                 f"samples must be from 1 to the {count} items of the data set, not {samples}"
             )

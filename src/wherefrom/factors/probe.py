@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint
-from ..data.items import Cond, Dataset, item_shape, map_cond, read
+from ..data.items import Cond, Dataset, item_shape, map_cond, query_count, read
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws, independent_draw
 from ..diffusion.loss import image_losses
@@ -180,8 +180,7 @@ class Probe:
 
     def move(self, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:
         """A batch where the network is, in its precision."""
-        device = self.denoiser.device
-        return x.to(device, self.network_dtype), map_cond(cond, lambda value: value.to(device))
+        return self.denoiser.placed(x, cond)
 
     def check_shape(self, shape: tuple[int, ...], what: str) -> None:
         """Refuse images that are not of the draws' shape."""
@@ -189,10 +188,9 @@ class Probe:
 
     def queries(self, queries: Tensor | Dataset) -> tuple[Tensor, Cond]:
         """Queries as a batch where the network is."""
-        if len(queries) == 0:
-            raise WherefromError("there are no queries: give at least one image")
-        self.check_shape(item_shape(queries), "the set of queries")
-        return self.read(queries, range(len(queries)), "query")
+        count = query_count(queries)
+        self.check_shape(item_shape(queries, "query"), "the set of queries")
+        return self.read(queries, range(count), "query")
 
     @property
     def network_dtype(self) -> torch.dtype:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..diffusion.seeds import seed_of
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from ..layers.kinds import Factors, Part
 
 DIM = 16_384  # the paper's, for DAS
@@ -49,16 +49,15 @@ class Sketch:
     """
 
     def __init__(self, parts: Sequence[Part], dim: int | None, seed: int, side: int = SIDE) -> None:
-        self.seed, self.side = seed, side
+        self.seed, self.side = whole("seed", seed), whole("side", side, 1)
         self.parts = {part.name: part for part in parts}
         self.parameters = sum(max(1, part.columns) * part.outputs for part in parts)
+        dim = dim if dim is None else whole("dim", dim)
         if dim is not None and not 1 <= dim <= self.parameters:
             raise WherefromError(
                 f"dim must be from 1 to the {self.parameters:,} tracked parameters of the "
                 f"network, not {dim:,}"
             )
-        if side < 1:
-            raise WherefromError(f"side must be at least 1, not {side}")
         self._whole = dim is None
         self._places: dict[str, slice] = {}
         self.width = 0  # numbers that the layers leave

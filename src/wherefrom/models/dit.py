@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.items import Cond
 from ..diffusion.process import EDM, Process
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
 
 
 class DiT(nn.Module):
@@ -70,6 +71,16 @@ class DiT(nn.Module):
         null_rate: float = 0.1,
     ) -> None:
         super().__init__()
+        sizes = {"image_size": image_size, "channels": channels, "width": width, "depth": depth}
+        sizes |= {"heads": heads, "patch": patch, "cond_width": cond_width}
+        sizes |= {"stem_kernel": stem_kernel, "last_factor": last_factor, "mlp_ratio": mlp_ratio}
+        optional = {"classes": classes, "cond_dim": cond_dim}
+        sizes |= {name: size for name, size in optional.items() if size is not None}
+        for name, size in sizes.items():
+            whole(name, size, 1)
+        whole("registers", registers, 0)
+        for name, rate in (("dropout", dropout), ("null_rate", null_rate)):
+            number(name, rate, least=0, most=1)
         if classes is not None and cond_dim is not None:
             raise WherefromError("a DiT takes classes or cond_dim, not both")
         if len(stem) != len(resample):
@@ -181,6 +192,33 @@ class DiT(nn.Module):
         output = self.raw(c_in[..., None, None] * x_sigma, c)
         return c_skip[..., None, None] * x_sigma + c_out[..., None, None] * output
 
+    def check_cond(self, cond: Cond) -> None:
+        """Refuse a condition that this network does not take; on a GPU this waits for the device,
+        so it is asked before a run, not in it.
+        """
+        if cond is None:
+            return
+        if self.cond_dim is None:
+            raise WherefromError(
+                "this DiT was built without a condition (classes or cond_dim), but one was given"
+            )
+        if not isinstance(cond, Tensor):
+            raise WherefromError(
+                f"this DiT takes a tensor as its condition, not {type(cond).__name__}"
+            )
+        if cond.is_floating_point():
+            return
+        if self.classes is None:
+            raise WherefromError(
+                f"this DiT is conditioned on vectors of {self.cond_dim}, not on class indices"
+            )
+        if cond.numel() and not 0 <= int(cond.min()) <= int(cond.max()) < self.classes:
+            bad = cond[(cond < 0) | (cond >= self.classes)].flatten()[0]
+            raise WherefromError(
+                f"there is no class {int(bad)}: this DiT has {self.classes}, 0 to "
+                f"{self.classes - 1}"
+            )
+
     def raw(self, x: Tensor, c: Tensor) -> Tensor:
         """The network R itself, between its preconditioning: x [B, C, H, W], conditioning vector c
         [B, 1, cond_width].
@@ -221,9 +259,7 @@ class DiT(nn.Module):
         if self.cond_dim is not None:
             c = c + self.embed_cond(self._cond_vector(cond, x))
         elif cond is not None:
-            raise WherefromError(
-                "this DiT was built without a condition (classes or cond_dim), but one was given"
-            )
+            self.check_cond(cond)
         return c[:, None]
 
     def _cond_vector(self, cond: Tensor | None, x: Tensor) -> Tensor:
@@ -232,12 +268,16 @@ class DiT(nn.Module):
         """
         if cond is None:
             cond = x.new_zeros(len(x), self.cond_dim or 0)
-        elif not cond.is_floating_point():
-            if self.classes is None:
-                raise WherefromError(
-                    f"this DiT is conditioned on vectors of {self.cond_dim}, not on class indices"
-                )
-            cond = F.one_hot(cond.long().reshape(-1), self.classes).to(x.dtype)
+        elif isinstance(cond, Tensor) and cond.is_floating_point():
+            cond = cond.to(x.dtype)
+        elif self.classes is None or not isinstance(cond, Tensor):
+            self.check_cond(cond)
+        else:
+            try:
+                cond = F.one_hot(cond.long().reshape(-1), self.classes).to(x.dtype)
+            except RuntimeError:
+                self.check_cond(cond)
+                raise
         if cond.shape != (len(x), self.cond_dim):
             raise WherefromError(
                 f"the condition of {len(x)} images is [{len(x)}, {self.cond_dim}], not "

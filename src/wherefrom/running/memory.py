@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import whole
+
 _SHARE = 0.5  # of the free memory, unless a limit is given
 
 
@@ -37,6 +39,10 @@ class Budget:
 
     device: torch.device
     limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            whole("memory", self.limit, 1)
 
     @property
     def half(self) -> int:

@@ -21,7 +21,7 @@ from ..artefacts.identity import differing
 from ..attribution.result import Attribution, joined
 from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
-from ..errors import WherefromError, need
+from ..errors import WherefromError, need, whole
 from ..running.progress import bar
 from ..running.threads import threads
 from .exact import Exact
@@ -92,13 +92,13 @@ class Approximate:
                 f"a bank of {count} items is too small for an index (at least {_POINTS}): use "
                 "bank.search"
             )
-        components = min(components, count, store.draws * store.dim)
+        components = min(whole("components", components), count, store.draws * store.dim)
         components = _within("components", components, count)
         usual = max(1, min(math.isqrt(count), count // _POINTS))
         lists = _within("lists", usual if lists is None else lists, count)
         probes = _within("probes", max(1, lists // 2) if probes is None else probes, lists)
         codes = _divisor(components, components // 4) if codes is None else codes
-        if codes < 1 or components % codes:
+        if whole("codes", codes) < 1 or components % codes:
             raise WherefromError(
                 f"codes must divide the {components} components, which {codes} does not"
             )
@@ -220,7 +220,7 @@ def _principal(rows: Tensor, components: int) -> Tensor:
 
 
 def _within(name: str, value: int, most: int) -> int:
-    if not 1 <= value <= most:
+    if not 1 <= whole(name, value) <= most:
         raise WherefromError(f"{name} must be from 1 to {most}, not {value}")
     return value
 

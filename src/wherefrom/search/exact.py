@@ -5,7 +5,7 @@ that can hold them all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..attribution.result import Attribution
 from ..attribution.top import TopK
-from ..errors import WherefromError
+from ..errors import WherefromError, whole
 from ..running.memory import free_memory
 from ..running.progress import bar
 from .store import VectorStore
@@ -54,7 +54,8 @@ class Exact:
         count, kind = self.store.draws, self.store.artefact.kind
         if draws is None:
             return list(range(count))
-        if isinstance(draws, int):
+        if not isinstance(draws, Iterable):
+            draws = whole("draws", draws)
             if not 1 <= draws <= count:
                 raise WherefromError(
                     f"draws must be from 1 to the {count} of this {kind}, not {draws}"
@@ -62,7 +63,7 @@ class Exact:
             if draws == 1:
                 return [(count - 1) // 2]
             return [place * (count - 1) // (draws - 1) for place in range(draws)]
-        chosen = list(draws)
+        chosen = [whole("a draw", m) for m in draws]
         once = len(set(chosen)) == len(chosen)
         if not chosen or not once or not all(m in range(count) for m in chosen):
             raise WherefromError(

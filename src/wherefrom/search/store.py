@@ -25,6 +25,7 @@ from ..artefacts.identity import fingerprint
 from ..artefacts.lock import Lock
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
+from ..data.manner import Manner
 from ..errors import WherefromError
 from ..running.progress import bar
 from .vectors import Dtype, Vectors, join
@@ -58,6 +59,7 @@ class VectorStore:
         self.draws, self.dim = int(state["draws"]), int(state["dim"])
         self.dtype: Dtype = artefact.identity["dtype"]
         self._batch_size = int(state["batch_size"])  # the same batches give the same bits
+        self.manner = Manner.restored(state["manner"])  # of the data set that it was built of
         self._items = self._known()
 
     # --- making ---------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ class VectorStore:
             batch_size: items in a batch.
             label: of the progress bar.
         """
-        check_batch_size(batch_size)
+        batch_size = check_batch_size(batch_size)
         if dtype not in get_args(Dtype):
             choices = ", ".join(get_args(Dtype))
             raise WherefromError(f"dtype is {dtype!r}; choose one of {choices}")
@@ -101,6 +103,7 @@ class VectorStore:
         artefact = Artefact.claim(folder, kind, {**identity, **about})
         if not artefact.state:
             artefact.state = {"draws": draws, "dim": dim, "batch_size": batch_size}
+            artefact.state["manner"] = Manner.of_dataset(dataset).state()
             artefact.state |= {"counts": [], "deleted": []}
         store = cls(artefact)
         if store.given < count:
@@ -246,7 +249,8 @@ class VectorStore:
     def _commit(
         self, counts: tuple[int, ...], deleted: tuple[int, ...], draft: Draft | None = None
     ) -> None:
-        how = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
+        how: dict[str, Any] = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
+        how["manner"] = self.manner.state()
         state = {**how, "counts": list(counts), "deleted": list(deleted)}
         self.artefact.commit(state, draft=draft)
         self._items = _Items(counts, deleted)

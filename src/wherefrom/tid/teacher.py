@@ -17,10 +17,12 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..attribution.attributor import Attributor, Chunks
+from ..data.batch import check_batch
 from ..data.items import Cond, Dataset, cond_rows, length
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
+from ..errors import flag, number
 from ..factors.curvature import Curvature, CurvatureKind
 from ..factors.kernel import (
     Normalize,
@@ -58,6 +60,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         one_of("correction", self.correction, (None, *get_args(Correction)))
+        flag("aligned", self.aligned)
+        # as Python's own, which can be kept
+        object.__setattr__(self, "damping", number("damping", self.damping, above=0))
 
 
 class TID(Attributor):
@@ -98,6 +103,7 @@ class TID(Attributor):
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
+        check_model(denoiser, draws)
         self.settings = Settings(damping, normalize, target, curvature, aligned, correction)
         self.denoiser, self.draws = denoiser, draws
         self.budget = Budget(denoiser.device, memory)
@@ -155,8 +161,9 @@ class TID(Attributor):
     def _pairwise(self, x: Tensor, draw: Draw, cond: Cond, tapped: bool) -> tuple[Tensor, Streams]:
         self.curvature.check_fitted()
         roots, normalize = self.curvature.roots, self.settings.normalize
+        check_batch(x, cond)
         self.probe.check_shape(tuple(x.shape[1:]), "the batch")
-        x = x.to(self.denoiser.device, self.probe.network_dtype)
+        x, cond = self.probe.move(x, cond)
         if self.probe.always_compiled:
             self.probe.compile(len(x), tapped)
         dtype = torch.promote_types(self.probe.dtype, torch.float32)

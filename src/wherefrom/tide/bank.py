@@ -19,7 +19,8 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..attribution.result import Attribution, joined
 from ..attribution.top import check_top_k
-from ..data.items import Cond, Dataset, item_shape, read
+from ..data.items import Cond, Dataset, item_shape, query_count, read
+from ..data.manner import Manner, say_misfit
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError
 from ..search.approximate import Approximate
@@ -104,6 +105,7 @@ class Bank:
     def append(self, dataset: Dataset) -> Tensor:
         """Add images and return their ids [n]; if it is interrupted, the bank is what it was."""
         self.student.draws.check_shape(item_shape(dataset), "the data set")
+        say_misfit(Manner.of_dataset(dataset), self.manner, what="the items appended")
         return self.store.append(dataset, partial(_embed, self.student), "indexing")
 
     def delete(self, ids: Tensor | Iterable[int]) -> None:
@@ -130,6 +132,11 @@ class Bank:
     def ids(self) -> Tensor:
         """The ids of the items that are there, ascending: [N] int64."""
         return self.store.ids
+
+    @property
+    def manner(self) -> Manner:
+        """What the items of the data set that it was built of look like."""
+        return self.store.manner
 
     @property
     def folder(self) -> Path | None:
@@ -238,17 +245,17 @@ class Bank:
         """The vectors of queries at some or all draws, [Q, m, d] on the device, in groups that
         memory can hold.
         """
-        if len(queries) == 0:
-            raise WherefromError("there are no queries: give at least one image")
-        shape = self.student.draws.shape
-        self.student.draws.check_shape(item_shape(queries), "the set of queries")
+        count, shape, said = query_count(queries), self.student.draws.shape, False
+        self.student.draws.check_shape(item_shape(queries, "query"), "the set of queries")
         width = self.store.dim * (self.store.draws if draws is None else len(draws))
         group = max(1, _QUERIES // width)
-        for first in range(0, len(queries), group):
-            last, vectors = min(first + group, len(queries)), []
+        for first in range(0, count, group):
+            last, vectors = min(first + group, count), []
             for start in range(first, last, _EMBEDDED):
                 places = range(start, min(start + _EMBEDDED, last))
-                found = _embed(self.student, *read(queries, places, shape, "query"), places, draws)
+                batch = read(queries, places, shape, "query")
+                said = said or say_misfit(Manner.of(*batch), self.manner)
+                found = _embed(self.student, *batch, places, draws)
                 finite = torch.isfinite(found).flatten(1).all(1).cpu()
                 if not bool(finite.all()):
                     raise WherefromError(

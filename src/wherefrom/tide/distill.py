@@ -20,12 +20,12 @@ from ..artefacts.artefact import Folder
 from ..artefacts.checkpoint import Checkpoint
 from ..attribution.agreement import spearman
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, item_shape, length, map_cond, read
+from ..data.items import Cond, Dataset, item_shape, length, read
 from ..diffusion.batches import Feed, Order
 from ..diffusion.draws import Draw
 from ..diffusion.seeds import seed_of
 from ..diffusion.streams import Streams, Taps
-from ..errors import WherefromError
+from ..errors import WherefromError, number, whole
 from ..running.interrupt import deferred_interrupt
 from ..running.modes import outside_inference
 from ..running.progress import bar
@@ -52,15 +52,11 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 3:
-            raise WherefromError(
-                "batch_size must be at least 3, an anchor and two to compare, not "
-                f"{self.batch_size}"
-            )
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise WherefromError(f"lr must be a positive number, not {self.lr}")
-        if not (self.epochs > 0 and math.isfinite(self.epochs)):
-            raise WherefromError(f"epochs must be a positive number, not {self.epochs}")
+        least = {"batch_size": 3, "dim": 1, "hidden": 1, "heads": 1, "seed": None}
+        for name, edge in least.items():  # a batch is an anchor and two to compare, at least
+            object.__setattr__(self, name, whole(name, getattr(self, name), edge))
+        for name in ("epochs", "lr"):
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0))
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,8 @@ def distill(
     tid: TID, dataset: Dataset, settings: Settings, store: Folder | None
 ) -> tuple[Embedder, tuple[Look, ...]]:
     """An embedder that ranks as `tid` does, and how it grew."""
+    if not isinstance(tid, TID):
+        raise WherefromError(f"the teacher is a fitted TID, not {type(tid).__name__}")
     tid.curvature.check_unchanged()
     count, device = length(dataset), tid.denoiser.device
     held = min(_HELD_OUT, count // 10) if count // 10 >= 4 else 0
@@ -133,7 +131,7 @@ def distill(
     if device.type == "cuda" and steps - start >= _WORTH:
         tid.compile_pairwise(settings.batch_size)
     exam = _Exam(tid, dataset, shuffled[:held]) if held else None
-    feed = Feed(_FixedViews(dataset), order, device)
+    feed = Feed(_FixedViews(dataset), order, tid.denoiser.network)
     every = max(1, steps // _LOOKS)
     rest, size = range(start, steps), settings.batch_size
     with (
@@ -203,8 +201,7 @@ def _fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder:
 
 def _batch(tid: TID, dataset: Dataset, indices: list[int]) -> tuple[Tensor, Cond]:
     x, cond = read(dataset, indices, item_shape(dataset))
-    like = next(tid.denoiser.network.parameters())
-    return x.to(like), map_cond(cond, lambda value: value.to(like.device))
+    return tid.denoiser.placed(x, cond)
 
 
 class _Exam:

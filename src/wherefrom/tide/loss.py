@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import WherefromError
+from ..errors import WherefromError, number
 
 
 def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
@@ -19,6 +19,12 @@ def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
             flows into them.
         scale: what differences of rho are multiplied by, a number or a tensor that learns.
     """
+    if not isinstance(rho, Tensor) or not isinstance(tau, Tensor):
+        raise WherefromError(
+            f"rho and tau are tensors [B, B], not {type(rho).__name__} and {type(tau).__name__}"
+        )
+    if not isinstance(scale, Tensor):
+        number("scale", scale)
     if rho.ndim != 2 or rho.shape[0] != rho.shape[1] or rho.shape != tau.shape:
         raise WherefromError(
             f"rho and tau are square and of one shape, not {tuple(rho.shape)} and "

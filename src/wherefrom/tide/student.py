@@ -18,6 +18,7 @@ from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor, Chunks, check_same_data
 from ..attribution.result import Attribution
+from ..data.batch import check_batch
 from ..data.items import Cond, Dataset, length, map_cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
@@ -100,11 +101,12 @@ class TIDE(Attributor):
         """Unit vectors of images x [B, C, H, W] at every draw, or at some of them: [B, M, dim],
         float32, on the device.
         """
+        check_batch(x, cond)
         self._pulse.check()
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
         chosen = torch.arange(len(self.draws)) if draws is None else torch.as_tensor(list(draws))
         like, count = next(self.denoiser.network.parameters()), len(x)
-        x, cond = x.to(like), map_cond(cond, lambda value: value.to(like.device))
+        x, cond = self.denoiser.placed(x, cond)
         if count == 0:
             raise WherefromError("there are no images to embed: give at least one")
 

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ..attribution.result import Attribution
 from ..attribution.top import both_ends, check_top_k
-from ..data.items import Cond
+from ..data.conditions import Cond, cond_form, form_words
+from ..data.manner import Manner
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.streams import Streams, Taps, listening
-from ..errors import WherefromError
+from ..errors import WherefromError, say
 
 # noise per unit of image at which the estimate of the clean image hardly changes any more
 SETTLED = 0.1
@@ -62,6 +63,9 @@ class Searched(Protocol):
 
     @property
     def ids(self) -> Tensor: ...
+
+    @property
+    def manner(self) -> Manner: ...
 
     def __len__(self) -> int: ...
 
@@ -119,6 +123,11 @@ class Trace:
         streams, self._taps.streams = self._taps.streams, []
         if x_sigma is self._last:
             return  # guidance asks again without the condition
+        if self._last is None and cond_form(cond) != self._bank.manner.cond:
+            say(
+                f"the images are generated with {form_words(cond_form(cond))}, the bank's items "
+                f"have {form_words(self._bank.manner.cond)}: give sample conditions as in training"
+            )
         self._last = x_sigma
         if sigma.ndim:
             raise WherefromError(
