@@ -340,7 +340,7 @@ def test_two_that_finish_in_turns_leave_one_whole_commit_each_time(tmp_path: Pat
 
 
 def test_threads_that_write_at_once_leave_a_whole_commit_at_every_moment(tmp_path: Path) -> None:
-    claimed(tmp_path).finish({"step": 0}, run=full(0))
+    claimed(tmp_path).finish({"step": 99}, run=full(99))  # a step that no thread makes
     done, wrong = threading.Event(), []
 
     def look() -> None:

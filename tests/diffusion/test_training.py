@@ -586,7 +586,7 @@ class Broadcasting(nn.Module):
     [
         ("grey", r"Broadcasting made \(8, 1, 4, 4\) of \(8, 3, 4, 4\)"),
         ("one", r"Broadcasting made \(8, 3, 1, 1\) of"),
-        ("dict", "Broadcasting made dict of"),
+        ("dict", "Broadcasting returned dict"),
     ],
 )
 def test_outputs_that_are_not_of_the_images_shape_are_refused(made, words):
@@ -596,3 +596,18 @@ def test_outputs_that_are_not_of_the_images_shape_are_refused(made, words):
     keeps, settings = [None, torch.arange(9)], Settings(2, 8, 1e-3)
     with pytest.raises(wherefrom.WherefromError, match=words):
         train_together(Broadcasting(made), wherefrom.EDM(), data, keeps, settings)
+
+
+def test_conditions_with_a_history_train_as_those_without():
+    encoder = torch.nn.Linear(3, 3)
+    words = encoder(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+    x = Noise(8).x
+
+    def trained(cond: torch.Tensor) -> dict[str, torch.Tensor]:
+        items = [(x[place], cond[place]) for place in range(8)]
+        network = small_dit(cond_dim=3)
+        return wherefrom.train(network, wherefrom.EDM(), items, 3, 4, 1e-3).state_dict()
+
+    one, other = trained(words), trained(words.detach())
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert encoder.weight.grad is None

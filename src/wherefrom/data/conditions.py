@@ -70,7 +70,7 @@ def _stacked(values: Sequence[Any], of: str, name: Callable[[int], str]) -> Tens
 def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor | np.ndarray | np.generic | Number):
         try:
-            tensor = torch.as_tensor(value)
+            tensor = torch.as_tensor(value).detach()  # what made it is nobody's here
         except TypeError:  # an array of objects or of text
             tensor = None
         if tensor is not None and not tensor.is_complex():

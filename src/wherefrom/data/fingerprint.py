@@ -108,7 +108,10 @@ def _columns(dataset: Any, places: Sequence[int]) -> tuple[Any, Any]:
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         x, cond = (tensor[_rows(places)] for tensor in dataset.tensors)
         return x, cond
-    pairs = [split(item) for item in several(dataset, places)]
+    pairs = [
+        split(item, f"item {place} of the data set")
+        for place, item in zip(places, several(dataset, places), strict=True)
+    ]
     conds: list[Any] = [cond for _, cond in pairs]
     if isinstance(conds[0], dict) and all(isinstance(cond, dict) for cond in conds):
         return _stacked([x for x, _ in pairs]), [sorted(cond.items()) for cond in conds]

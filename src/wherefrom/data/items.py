@@ -151,7 +151,7 @@ def collate(
                 f"{what} {index} of the data set has shape {tuple(x.shape)}, others have "
                 f"{shape}: resize or crop them alike"
             )
-    x = torch.stack([x for x, _ in pairs])
+    x = torch.stack([x.detach() for x, _ in pairs])  # what made them is nobody's here
     bad = not_finite(x)
     if bad is not None:
         raise WherefromError(

@@ -7,7 +7,6 @@ kernel.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -22,7 +21,7 @@ from ..diffusion.draws import Draws, independent_draw
 from ..diffusion.loss import image_losses
 from ..diffusion.process import Process
 from ..diffusion.streams import Streams
-from ..errors import WherefromError
+from ..errors import WherefromError, say
 from ..layers.kinds import Factors, Part, own_parameters
 from .capture import Capture, Consume, Cotangent
 
@@ -107,11 +106,10 @@ class Probe:
         idle, layers = set(self.denoiser.idle), self.denoiser.layers
         frozen = [name for name in layers if name in idle]
         if frozen:
-            warnings.warn(
+            say(
                 f"{len(frozen)} of the {len(layers)} tracked layers are frozen ({frozen[0]}, ...), "
                 'so gradients are not only of what was trained: layers="trainable" tracks that '
-                "alone",
-                stacklevel=4,
+                "alone"
             )
 
     def warn_of_silent_layers(self) -> None:
@@ -125,11 +123,10 @@ class Probe:
                 for name in self.denoiser.layers
             }
             share = sum(sizes[name] for name in silent) / sum(sizes.values())
-            warnings.warn(
+            say(
                 f"{len(silent)} of the {len(sizes)} tracked layers never ran as modules "
                 f"({', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}), "
-                f"{100 * share:.1f} % of the tracked parameters: they have no part in the scores",
-                stacklevel=4,
+                f"{100 * share:.1f} % of the tracked parameters: they have no part in the scores"
             )
 
     @property

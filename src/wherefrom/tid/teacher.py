@@ -8,7 +8,6 @@ draw.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -22,7 +21,7 @@ from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
-from ..errors import flag, number
+from ..errors import flag, number, say
 from ..factors.curvature import Curvature, CurvatureKind
 from ..factors.kernel import (
     Normalize,
@@ -111,10 +110,9 @@ class TID(Attributor):
         self.curvature = Curvature(self.probe, curvature, normalize, damping)
         share = denoiser.coverage().share
         if share < 0.95 and not denoiser.chosen:
-            warnings.warn(
+            say(
                 f"only {100 * share:.1f} % of the network's parameters are tracked; "
-                "denoiser.coverage() says what is left out",
-                stacklevel=2,
+                "denoiser.coverage() says what is left out"
             )
 
     def fit(
