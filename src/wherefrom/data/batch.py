@@ -38,7 +38,8 @@ def for_network(
     check_batch(x, cond)
     if directly and isinstance(network, KnowsConditions):
         network.check_cond(cond)
-    like = next((p for p in network.parameters() if p.is_floating_point()), None)
+    floating = (p for p in network.parameters() if p.is_floating_point())
+    like = next((p for p in floating if p.itemsize > 1), None)  # no number of 8 bits
     if like is None:
         return x, cond
 

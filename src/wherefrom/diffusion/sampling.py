@@ -8,6 +8,7 @@ averages the predictions at both ends of the step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -125,10 +126,13 @@ def _taken(denoiser: Denoiser, noise: Tensor, cond: Cond) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        why = str(error).split("\n")[0]
+        if not re.search("size|shape|dtype|channels|dimension", why):
+            raise  # nothing that was given is at fault
         given = f"noise of shape {tuple(noise.shape)}"
         given += "" if cond is None else " with this condition"
         raise WherefromError(
-            f"{type(denoiser.network).__name__} does not take {given} ({error}): give both as in "
+            f"{type(denoiser.network).__name__} does not take {given} ({why}): give both as in "
             "training"
         ) from error
 
