@@ -221,6 +221,7 @@ class VectorStore:
                     "since it was opened, and has items that were deleted: open it again"
                 )
             self._items, self._batch_size = found, int(self.artefact.state["batch_size"])
+            self.manner = Manner.restored(self.artefact.state["manner"])
             yield
 
     def _known(self) -> _Items:
