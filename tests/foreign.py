@@ -292,6 +292,115 @@ class Returning(nn.Module):
         return self._wrap(self.layer(x))
 
 
+class UsedTwice(nn.Module):
+    """A layer that runs, and whose weight is used again by function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.layer(x)), self.layer.weight.T)
+
+
+class Scaled(nn.Linear):
+    """A layer that is called with a scale."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+class ScaledOnce(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Scaled(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)), 0.5)
+
+
+class InChunks(nn.Module):
+    """So many rows at a time, whichever images they are of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        return torch.cat([self.layer(some) for some in rows.split(28)]).view_as(x)
+
+
+class Mine(nn.Module):
+    """A layer of a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+class Forgetful(wherefrom.LayerKind):
+    """A kind that takes the images of a batch for positions of one."""
+
+    def parts(self, name: str, module: Any) -> list[wherefrom.Part]:
+        return [wherefrom.Part(name, WIDTH, WIDTH)]
+
+    def factors(self, module: Any, x: Tensor, grad: Tensor) -> list[wherefrom.Factors]:
+        return [wherefrom.Factors(x.flatten(0, -2)[None], grad.flatten(0, -2)[None])]
+
+
+wherefrom.layer_kind(Mine)(Forgetful)
+
+
+class ByCondition(nn.Module):
+    """A network whose way depends on the condition of each image."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner, self.outer, self._way = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 8), way
+        self.control = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner(x.squeeze(1)))
+        if self._way == "control":  # only for some images, their rows folded
+            some = cond > 0
+            if some.any():
+                hidden = hidden.clone()
+                control = self.control(hidden[some].flatten(0, 1)).view(-1, 8, WIDTH)
+                hidden[some] = hidden[some] + control
+            return self.outer(hidden).unsqueeze(1)
+        order = cond.argsort(stable=True)
+        return self.outer(hidden[order])[order.argsort()].unsqueeze(1)
+
+
+class ByNoise(nn.Module):
+    """Another layer at low noise than at high noise."""
+
+    def __init__(self, low: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 8)
+        self.high, self.low = nn.Linear(WIDTH, WIDTH), low()
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner(x.squeeze(1)))
+        hidden = self.high(hidden) if float(sigma.mean()) > 1 else self.low(hidden)
+        return self.outer(hidden).unsqueeze(1)
+
+
+class Bare(nn.Module):
+    """A layer over a vector that no batch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.null = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(self.null)
+
+
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
     """A network in float64 with the same weights each time."""
     with torch.random.fork_rng(devices=[]):

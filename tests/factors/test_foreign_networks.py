@@ -176,6 +176,13 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "one weight, two biases": (lambda: Net(f.tied(bias=False)), "middle.0 shares its weight with"),
     "a table as long as the batch": (lambda: Net(f.Table(3)), "middle.layer.*told apart"),
     "a table of several batches": (lambda: Net(f.Table(6)), "middle.layer.*told apart"),
+    "a weight that is used a second time": (lambda: Net(f.UsedTwice()),
+                                            "middle.layer.*used outside of its call"),
+    "a layer called with a scale, once": (lambda: Net(f.ScaledOnce()), "middle.layer, a Scaled"),
+    "a kind that loses the batch": (lambda: Net(f.Mine()), "layer middle, a Mine"),
+    "rows in chunks of any images": (lambda: Net(f.InChunks()), "middle.layer was called 2 times"),
+    "a vector that no batch has": (lambda: Net(f.Bare()), "middle.layer saw .6,.*told apart"),
+    "a checkpoint that only a text enters": (lambda: _CheckpointedText(), "checkpointing off"),
     "images that see each other": (lambda: Net(f.Mixing()), "depends on the other images"),
     "chance": (lambda: Net(f.Chance()), "or on chance"),
 }  # fmt: skip
@@ -187,6 +194,17 @@ def trained(layer: nn.Module) -> nn.Module:
         for parameter in layer.parameters():
             parameter.mul_(1 + 0.5 * torch.rand(parameter.shape))
     return layer
+
+
+class _CheckpointedText(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = nn.Sequential(linear(), nn.Tanh(), linear())
+
+    def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
+        words = sigma.log()[:, None].expand(-1, WIDTH)
+        hidden = self.inner(x.squeeze(1)) + f.checkpointed(self.text, words)[:, None]
+        return self.outer(torch.tanh(hidden)).unsqueeze(1)
 
 
 def _hooked() -> nn.Linear:
@@ -324,3 +342,59 @@ def test_looking_at_a_network_leaves_it_as_it_was():
     for one, other in zip(network.parameters(), before.parameters(), strict=True):
         assert torch.equal(one, other)
         assert one.requires_grad
+
+
+class Conditioned(Items):
+    """Images with a number each."""
+
+    def __init__(self, numbers: list[int], first: int = 0) -> None:
+        super().__init__(range(first, first + len(numbers)))
+        self.words = torch.tensor(numbers)
+
+
+@pytest.mark.parametrize(
+    ("way", "numbers"),
+    [("control", [1, 1, 1, 1, 0, 0, 1, 0]), ("sorted", [1, 1, 1, 1, 2, 1, 3, 1])],
+)
+def test_a_way_that_depends_on_the_condition_is_refused_though_the_first_are_alike(way, numbers):
+    denoiser = wherefrom.Denoiser(seeded(lambda: f.ByCondition(way)), EDM)
+    with pytest.raises(wherefrom.WherefromError, match=r"told apart|depends on|cannot be told"):
+        scores(denoiser, Conditioned([1, 1], 8), Conditioned(numbers))
+
+
+def by_noise() -> wherefrom.Draws:
+    return wherefrom.Draws(wherefrom.EDM(sigma_max=2.0, sigma_min=0.1), (1, 8, 8), count=3, seed=0)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_layer_that_runs_at_some_noise_levels_alone_is_tracked_there(
+    compile, monkeypatch, recwarn
+):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    denoiser = wherefrom.Denoiser(seeded(lambda: f.ByNoise(linear)), by_noise().process)
+    train, queries = Items(range(8)), Items(range(8, 16))
+
+    def found(compiled: bool) -> Tensor:
+        tid = wherefrom.TID(denoiser, by_noise(), compile=compiled).fit(train, batch_size=8)
+        return tid.scores(queries, train, batch_size=8)
+
+    torch.testing.assert_close(found(compile), found(False))
+    assert not denoiser.silent
+    assert not [one for one in recwarn if "never ran" in str(one.message)]
+
+
+def test_a_foreign_layer_that_runs_at_low_noise_alone_is_refused_there():
+    geglu = f.GEGLU(WIDTH, WIDTH)
+    denoiser = wherefrom.Denoiser(seeded(lambda: f.ByNoise(lambda: geglu)), by_noise().process)
+    with pytest.raises(wherefrom.WherefromError, match="layer low, a GEGLU"):
+        wherefrom.TID(denoiser, by_noise()).fit(Items(range(4)))
+
+
+def test_gradients_that_a_user_has_stay_theirs():
+    network = seeded(Net)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    scores(wherefrom.Denoiser(network, EDM), Items([0]), Items(range(4)))
+    for parameter in network.parameters():
+        assert torch.equal(parameter.grad, torch.ones_like(parameter))
+        assert not parameter._post_accumulate_grad_hooks

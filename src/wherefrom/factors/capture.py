@@ -8,23 +8,29 @@ output and the gradient taken with respect to the zeros, all in one graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from ..data.items import Cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
 from ..layers.kinds import Factors, LayerKind, Part, kind_of
+from ..layers.verify import believed, none_of_its_kind
 from .calls import Calls, batch_first, given, hooked, unfolded
-from .sight import Place, Sight, Traces, look, trace
+from .checked import Checked
+from .sight import IMAGES, Batch, Place, Sight, Traces, look, noise_like, trace, unlike
 
 Consume = Callable[[Part, Factors], None]
 Cotangent = Callable[[Tensor], Tensor]  # of the output: what is back-propagated from it
+_LOOKS = 8  # batches among which three unlike conditions are looked for
+
 Received = Callable[[str, Calls], None]  # a layer whose gradients are all there
 
 
@@ -38,7 +44,9 @@ class Capture:
         self._modules = {name: modules[name] for name in denoiser.modules}
         self._layers: dict[str, tuple[nn.Module, LayerKind]] = {}
         self._compiled: _Compiled | None = None
-        self._sights: dict[Any, Sight] = {}
+        # by what a batch looks like: what was seen, of how many conditions, and how often it was
+        # looked for more
+        self._sights: dict[Any, tuple[Sight, int, int]] = {}
         self._taps: dict[torch.Size, Taps] = {}
         # layers whose inputs the network changes in place afterwards: they are copied
         self._changed: set[str] = set()
@@ -82,14 +90,14 @@ class Capture:
         Layers come in no particular order; one that the backward pass never reaches does not come.
         """
         x_sigma = x_sigma.detach()
-        with self.denoiser.frozen(), torch.enable_grad():
+        with self.denoiser.frozen(), torch.enable_grad(), _checkpoints_said():
             sight = self._sight(x_sigma, sigma, cond)
 
             def received(name: str, calls: Calls) -> None:
                 self._hand_over(name, calls, sight, len(x_sigma), consume)
 
             compiled = self._compiled
-            if compiled is not None and compiled.takes(len(x_sigma), tapped):
+            if compiled is not None and compiled.takes(len(x_sigma), tapped, sight):
                 output, recorded, heard = compiled.run(x_sigma, sigma, cond, cotangent)
                 while recorded:
                     name, calls = recorded.popitem()
@@ -99,13 +107,18 @@ class Capture:
             return self._pass(x_sigma, sigma, cond, cotangent, received, sight, tapped)
 
     def _sight(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Sight:
-        """How the network uses its layers on batches like this one, looked at the first time."""
-        key = (x_sigma.shape[1:], sigma.ndim, _structure(cond))
-        if key not in self._sights:
+        """How the network uses its layers on batches like this one, looked at the first time: for
+        every noise level, and until three conditions that are unlike have been seen together.
+        """
+        level = "each its own" if sigma.ndim else float(sigma)
+        key = (x_sigma.shape[1:], level, _structure(cond))
+        known, kinds, looks = self._sights.get(key, (None, 0, 0))
+        if known is not None and (cond is None or kinds == IMAGES or looks == _LOOKS):
+            return known
+        rows, found = unlike(cond, len(x_sigma))
+        if known is None or found > kinds:
 
-            def run(
-                x: Tensor, sigma: Tensor, cond: Cond, cotangent: Tensor
-            ) -> tuple[Tensor, dict[str, list[Traces]]]:
+            def run(batch: Batch) -> tuple[Tensor, dict[str, list[Traces]]]:
                 traces: dict[str, list[Traces]] = {}
 
                 def received(name: str, calls: Calls) -> None:
@@ -114,13 +127,26 @@ class Capture:
                         for x, grad in calls.arrived()
                     ]
 
-                output, _ = self._pass(x, sigma, cond, lambda _: cotangent, received)
+                output, _ = self._pass(*batch[:3], lambda _: batch.cotangent, received)
                 return output, traces
 
-            sight = look(self.denoiser, self._layers, x_sigma, sigma, cond, run)
-            self.denoiser.ran(set(sight.ran))
-            self._sights[key] = sight
-        return self._sights[key]
+            one, other = noise_like(x_sigma, sigma, cond, rows)
+            known = look(self.denoiser, one, other, run)
+            self._compare(known, one)
+            self.denoiser.ran(set(known.counts))
+        self._sights[key] = (known, max(kinds, found), looks + 1)
+        return known
+
+    def _compare(self, sight: Sight, batch: Batch) -> None:
+        """Refuse layers whose factors do not give the gradients of their parameters."""
+        parts = {name: kind.parts(name, module) for name, (module, kind) in self._layers.items()}
+        checked = Checked(self.denoiser, batch, parts)
+
+        def received(name: str, calls: Calls) -> None:
+            self._hand_over(name, calls, sight, IMAGES, checked.add)
+
+        self._pass(*batch[:3], lambda _: checked.batch.cotangent, received, sight)
+        checked.compare(sight.counts)
 
     def _pass(
         self,
@@ -188,16 +214,25 @@ class Capture:
         self, name: str, calls: Calls, sight: Sight, batch: int, consume: Consume
     ) -> None:
         module, kind = self._layers[name]
+        if len(calls) != sight.counts.get(name, 0):
+            raise WherefromError(
+                f"layer {name} was called {len(calls)} times in a pass and "
+                f"{sight.counts.get(name, 0)} times in another like it: leave it out with "
+                f"exclude=[{name!r}]"
+            )
         each = []
         for place, (x, grad) in enumerate(calls.complete()):
-            fold = sight.folds.get((name, place), "plain")
+            fold, rows_each = sight.rows[name, place]
             rows, grads = (batch_first(side, fold) for side in (x, grad))
-            if len(rows) % batch or (fold == "plain" and len(rows) != batch):
+            if len(rows) != rows_each * batch:
                 raise WherefromError(
-                    f"layer {name} saw {tuple(x.shape)} in a batch of {batch}, which is not how "
-                    f"it was called at first: leave it out with exclude=[{name!r}]"
+                    f"layer {name} saw {tuple(x.shape)} in a batch of {batch}, where {rows_each} "
+                    "rows an image are what it saw at first, so its rows cannot be told apart by "
+                    f"image: leave it out with exclude=[{name!r}]"
                 )
-            each.append([unfolded(f, fold, batch) for f in kind.factors(module, rows, grads)])
+            each.append(
+                [unfolded(f, fold, batch) for f in _factors(name, kind, module, rows, grads)]
+            )
         for part, *several in zip(kind.parts(name, module), *each, strict=True):
             consume(part, _together(several))
 
@@ -222,9 +257,10 @@ class _Compiled:
         self._inputs: list[Tensor] = []
         self._graph = torch.compile(self._forward, dynamic=False)
 
-    def takes(self, batch: int, tapped: bool) -> bool:
-        """Whether it is for passes of this kind."""
-        return (batch, tapped) == (self._batch, self._tapped)
+    def takes(self, batch: int, tapped: bool, sight: Sight | None = None) -> bool:
+        """Whether it is for passes of this kind, in which the layers are called in this order."""
+        same = sight is None or not self._names or tuple(self._names) == sight.order
+        return (batch, tapped) == (self._batch, self._tapped) and same
 
     def _forward(
         self, x_sigma: Tensor, sigma: Tensor, cond: Cond, zeros: list[Tensor]
@@ -295,6 +331,33 @@ class _Compiled:
         with hooked(self._modules, note):  # nothing requires a gradient: no graph is kept
             self.denoiser.evaluate(x_sigma, sigma, cond)
         self._changed |= {name for name, record in records.items() if record.changed}
+
+
+@contextmanager
+def _checkpoints_said() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise WherefromError(
+            "a checkpointed part of the network is entered by nothing that has a gradient, so it "
+            "cannot be followed when it runs again: turn gradient checkpointing off"
+        ) from error
+
+
+def _factors(
+    name: str, kind: LayerKind, module: nn.Module, x: Tensor, grad: Tensor
+) -> list[Factors]:
+    """A layer's factors, once it is clear that they have its rows."""
+    try:
+        found = kind.factors(module, x, grad)
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or believed(module):
+            raise
+        raise none_of_its_kind(name, module) from error
+    for factor in (one for factors in found for one in factors if one is not None):
+        if factor.ndim != 3 or len(factor) != len(x):
+            raise none_of_its_kind(name, module)
+    return found
 
 
 def _structure(cond: Cond) -> Any:
