@@ -285,9 +285,14 @@ def test_images_are_noised_as_on_the_cpu(aligned: bool, device: torch.device) ->
     def watcher(x_sigma: Tensor, sigma: Tensor, cond: Any, output: Tensor) -> None:
         seen.append((x_sigma.cpu(), sigma.cpu()))
 
+    def run(m: int) -> None:
+        probe.run(x.to(device), None, m, "train", range(4), lambda part, factors: None)
+
+    for m in range(3):  # the first pass at a level is preceded by a look at the network
+        run(m)
     with model.watched(watcher):
         for m in range(3):
-            probe.run(x.to(device), None, m, "train", range(4), lambda part, factors: None)
+            run(m)
     for m, (x_sigma, sigma) in enumerate(seen):
         own = [
             draws(3)[m] if aligned else independent_draw(draws(3), "train", index, m)

@@ -73,7 +73,7 @@ def test_vectors_in_the_devices_memory_score_as_on_the_cpu(
     for draws in (range(DRAWS), [1, 3], search.chosen_draws(1)):
         chosen = vectors[:, list(draws)]
         found = scores(search, chosen, draws, device)
-        assert (search._resident is not None) == (device.type == "cuda")
+        assert (search._resident.vectors is not None) == (device.type == "cuda")
         exact = torch.einsum("qmd,nmd->qn", chosen.double(), stored[:, list(draws)])
         assert float((found - exact / len(draws)).abs().max()) < near
     assert_same_top(search, vectors, device, near)
@@ -94,7 +94,7 @@ def test_vectors_that_do_not_fit_are_streamed(
     monkeypatch.setattr(searches, "_SCORES", 7 * 50)  # and a shard in several chunks
     search = Exact(store)
     found = scores(search, vectors, range(DRAWS), device)
-    assert search._resident is None
+    assert search._resident.vectors is None
     assert found.shape == (7, COUNT - 3)
     assert float((found - whole).abs().max()) < 1e-5
     assert_same_top(search, vectors, device, near)
