@@ -27,11 +27,16 @@ class Activations:
         check_model(denoiser, draws)
         self.denoiser, self.draws = denoiser, draws
         self._taps, self._levels = Taps(denoiser, draws.shape), Levels(denoiser)
+        self._seen = False
 
     def __call__(self, x: Tensor, cond: Cond = None) -> Tensor:
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
         x, cond = self.denoiser.placed(x, cond)
-        self._levels.check(x, cond)
+        if not self._seen:
+            one = map_cond(cond, lambda value: value[:1])
+            self._levels.check(x, cond)
+            self._taps.check_sight(x[:1], self.draws.sigmas[len(self.draws) // 2], one)
+            self._seen = True
         parts = []
         with torch.no_grad(), self.denoiser.frozen():
             for some in torch.arange(len(self.draws)).split(max(1, _TOGETHER // len(x))):
