@@ -415,15 +415,16 @@ def test_a_run_that_was_killed_goes_on_to_the_same_scores_without_doing_anything
     expected, whole = run(tmp_path / "whole")
     original = 24 * 4
     forgotten = 4 * 2 * 16  # steps and a last look, of a query and a training batch each
-    assert whole == original + 2 * (forgotten + original)
+    asked = 3 * 2  # once, whether every image has its own sigma
+    assert whole == asked + original + 2 * (forgotten + original)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", original // 2 + 1)
+        run(tmp_path / "killed", asked + original // 2 + 1)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", original // 2 + 32 + forgotten + original // 2)
+        run(tmp_path / "killed", asked + original // 2 + 32 + forgotten + original // 2)
     assert list(tmp_path.rglob("network/weights.safetensors"))  # which the sweep goes on with
     found, again = run(tmp_path / "killed")
     assert torch.equal(found, expected)
-    assert again < forgotten + 2 * original
+    assert again < asked + forgotten + 2 * original
     assert torch.equal(run(tmp_path / "killed", limit=0)[0], expected)
     assert not list(tmp_path.rglob("network"))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import wherefrom
+from wherefrom.baselines.activations import Activations
 from wherefrom.diffusion.layout import Block
 from wherefrom.diffusion.streams import Taps, listening
 
@@ -200,3 +201,42 @@ def test_a_star_stops_at_dots_and_two_cross_them():
 
 def test_embedders_are_not_taken_for_blocks():
     assert wherefrom.Denoiser(Nested(), EDM).blocks == ("heavy.0", "heavy.1")
+
+
+# --- whether it is the image's at all -------------------------------------------------------------
+
+
+class Registers(nn.Module):
+    """[B, 1, 8, 8] as 16 patches and a register, beside a text of 16 words: only the text's number
+    of tokens is one that patches leave.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patchify = nn.Conv2d(1, WIDTH, 2, 2)
+        self.unpatchify = nn.Linear(WIDTH, 4)
+        self.blocks = nn.ModuleList(Joint(lambda image, text: (text, image)) for _ in range(2))
+        self.register = nn.Parameter(torch.randn(1, 1, WIDTH))
+
+    def forward(self, x: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
+        patches = self.patchify(x).flatten(2).mT
+        image, text = torch.cat([self.register.expand(len(x), -1, -1), patches], 1), cond
+        for block in self.blocks:
+            text, image = block(image, text)
+        return nn.functional.fold(self.unpatchify(image[:, 1:]).mT, (8, 8), 2, stride=2)
+
+
+def shapes_by_taps(denoiser: wherefrom.Denoiser, x: Tensor, cond: Tensor) -> Any:
+    return Taps(denoiser, (1, 8, 8)).shapes(x, cond)
+
+
+def activations(denoiser: wherefrom.Denoiser, x: Tensor, cond: Tensor) -> Any:
+    return Activations(denoiser, wherefrom.Draws(EDM, (1, 8, 8), 3))(x, cond)
+
+
+@pytest.mark.parametrize("use", [shapes_by_taps, activations])
+def test_the_prompt_is_not_taken_for_the_image(use: Callable[..., Any]) -> None:
+    network, x, cond = Registers(), torch.randn(2, 1, 8, 8), torch.randn(2, 16, WIDTH)
+    with pytest.raises(wherefrom.WherefromError, match=r"blocks\.0, blocks\.1 is the same"):
+        use(wherefrom.Denoiser(network, EDM), x, cond)
+    use(wherefrom.Denoiser(network, EDM, blocks={"blocks.*": 1}), x, cond)

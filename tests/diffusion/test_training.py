@@ -44,13 +44,14 @@ def train(dataset: Any = None, network: nn.Module | None = None, **changes: Any)
 
 
 def spying(network: nn.Module) -> list[tuple[torch.Tensor, ...]]:
-    """What the network is called with, step by step."""
+    """What the network is trained with, step by step."""
     seen: list[tuple[torch.Tensor, ...]] = []
     forward = type(network).forward
 
     class Spy(type(network)):  # type: ignore[misc]
         def forward(self, x_sigma, sigma, cond=None, augmented=None):
-            seen.append((x_sigma.clone(), sigma.clone(), augmented))
+            if self.training:
+                seen.append((x_sigma.clone(), sigma.clone(), augmented))
             return forward(self, x_sigma, sigma, cond, augmented)
 
     network.__class__ = Spy

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..data.items import Cond, map_cond
 from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
+from ..diffusion.levels import Levels
 from ..diffusion.streams import Taps, listening
 
 # noised images in one evaluation, so that a single query need not go draw by draw
@@ -25,11 +26,17 @@ class Activations:
     def __init__(self, denoiser: Denoiser, draws: Draws) -> None:
         check_model(denoiser, draws)
         self.denoiser, self.draws = denoiser, draws
-        self._taps = Taps(denoiser, draws.shape)
+        self._taps, self._levels = Taps(denoiser, draws.shape), Levels(denoiser)
+        self._seen = False
 
     def __call__(self, x: Tensor, cond: Cond = None) -> Tensor:
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
         x, cond = self.denoiser.placed(x, cond)
+        if not self._seen:
+            one = map_cond(cond, lambda value: value[:1])
+            self._levels.check(x, cond)
+            self._taps.check_sight(x[:1], self.draws.sigmas[len(self.draws) // 2], one)
+            self._seen = True
         parts = []
         with torch.no_grad(), self.denoiser.frozen():
             for some in torch.arange(len(self.draws)).split(max(1, _TOGETHER // len(x))):

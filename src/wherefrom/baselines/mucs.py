@@ -26,6 +26,7 @@ from ..data.items import Cond, Dataset, check_batch_size, cond_rows, item_shape,
 from ..data.manner import Manner, say_misfit
 from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draws
+from ..diffusion.levels import Levels
 from ..diffusion.pulse import Pulse
 from ..errors import WherefromError, number
 from ..running.memory import InChunks
@@ -100,7 +101,7 @@ class MUCS(Attributor):
         worth = length(dataset) * len(self._sigmas) >= _WORTH * _CHUNK
         self._fast = self.denoiser.device.type == "cuda" and worth
         pulse = Pulse(self.denoiser.network, "this MUCS was fitted", "fit it again")
-        for made in ("_twin", "_compiled"):  # of an earlier fit, perhaps of other weights
+        for made in ("_twin", "_compiled", "_levels"):  # of an earlier fit, of other weights
             self.__dict__.pop(made, None)
 
         def make(x: Tensor, cond: Cond, _: Sequence[int]) -> Tensor:
@@ -220,6 +221,10 @@ class MUCS(Attributor):
         return Denoiser(network, self.denoiser.process, self.denoiser.call)
 
     @cached_property
+    def _levels(self) -> Levels:
+        return Levels(self._twin)
+
+    @cached_property
     def _compiled(self) -> Denoiser:
         return Denoiser(
             self._twin.network,
@@ -243,6 +248,7 @@ class MUCS(Attributor):
         """
         like, draws = next(self._twin.network.parameters()), len(self._sigmas)
         x, cond = self._twin.placed(x, cond)
+        self._levels.check(x, cond)
         noises = self._noises.to(like.device, like.dtype)
 
         def chunk(places: Tensor) -> Tensor:

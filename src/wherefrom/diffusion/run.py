@@ -138,10 +138,15 @@ class Run(ABC):
         )
         self._trained, self._averaged = list(trained), list(averaged)
         self._generator = torch.Generator(device=device)
+        self._begun = False
 
     @abstractmethod
     def outputs(self, noised: Noised, cond: Cond) -> Tensor:
         """What the networks make of their images, [K, B, C, H, W]."""
+
+    @abstractmethod
+    def check(self, noised: Noised, cond: Cond) -> None:
+        """Refuse networks that cannot be trained on such images, before the first update."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -157,6 +162,9 @@ class Run(ABC):
         try:
             with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
                 output = self.outputs(noised, cond)
+                if not self._begun:
+                    self.check(noised, cond)
+                self._begun = True
         except IndexError as error:
             said = index_error(self.model, error)
             if said is None:

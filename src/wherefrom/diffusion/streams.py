@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -61,17 +61,57 @@ class Taps:
 
     @torch.no_grad()
     def shapes(self, x: Tensor, cond: Cond) -> list[tuple[int, ...]]:
-        """The shapes of the streams of one image; costs one evaluation of the batch x [B, C,
-        H, W].
+        """The shapes of the streams of one image, once it is clear that they are the image's;
+        costs three evaluations of the batch x [B, C, H, W].
         """
+        sigma = self._denoiser.process.grid(3)[1]
         with self._denoiser.frozen(), listening(self) as streams:
-            self._denoiser(x, self._denoiser.process.grid(3)[1], cond)
+            self._denoiser(x, sigma, cond)
         if not streams:
             raise WherefromError(
                 f"none of the blocks {', '.join(block.name for block in self.blocks)} ran: choose "
                 "others with blocks=[...]"
             )
+        self.check_sight(x, sigma, cond)
         return [tuple(stream.shape[1:]) for stream in self.check(streams, len(x))]
+
+    @torch.no_grad()
+    def check_sight(self, x: Tensor, sigma: Tensor, cond: Cond) -> None:
+        """Refuse blocks of which something else than the image's part is taken: it is the same
+        with noise in place of the images x [B, C, H, W].
+        """
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(x.shape, generator=generator).to(x)
+        mine, others = self._alone(x, sigma, cond), self._alone(noise, sigma, cond)
+        blind = [
+            name
+            for name, made in mine.items()
+            if len(made) == len(others.get(name, ())) and all(map(torch.equal, made, others[name]))
+        ]
+        if blind:
+            raise WherefromError(
+                f"what is taken of the output of {', '.join(blind)} is the same for every image, "
+                f"so it is not the image's: say which element is with blocks={{{blind[0]!r}: "
+                f"element}}, or leave the block out with exclude=[{blind[0]!r}]"
+            )
+
+    def _alone(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> dict[str, list[Tensor]]:
+        """What each block that runs makes of a batch, not summed."""
+        made: dict[str, list[Tensor]] = {}
+
+        def hook(block: Block) -> Callable[..., None]:
+            def heard(module: Any, arguments: Any, output: Any) -> None:
+                made.setdefault(block.name, []).append(block.image(output).clone())
+
+            return heard
+
+        denoiser = self._denoiser
+        devices = [denoiser.device] if denoiser.device.type == "cuda" else []
+        with denoiser.frozen(), torch.random.fork_rng(devices=devices), ExitStack() as hooks:
+            for block in self.blocks:
+                hooks.callback(block.module.register_forward_hook(hook(block)).remove)
+            denoiser.evaluate(x_sigma, denoiser.sigma_for(x_sigma, sigma), cond)
+        return made
 
 
 @contextmanager

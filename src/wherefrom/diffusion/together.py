@@ -26,6 +26,7 @@ from ..errors import WherefromError
 from ..running.modes import outside_inference
 from .batches import Feed, Order, device_of, kept_indices
 from .calling import Call, call_plainly, checked_output
+from .levels import check_learner
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
 from .training import (
@@ -194,11 +195,17 @@ class _Together(Run):
         trained, averaged = list(model.values), list(average.values)
         super().__init__(model, trained, averaged, process, settings, device, dtype)
         self._stack = model
+        self._call = call
         self._called = _Called(copy.deepcopy(network).train(), call)
         self._forward: Callable[..., Tensor] = self._batched
 
     def compile(self) -> None:
         self._forward = torch.compile(self._batched)
+
+    def check(self, noised: Noised, cond: Cond) -> None:
+        x, own = noised.x_sigma[0], map_cond(cond, lambda rows: rows[0])
+        network = self._called.network
+        check_learner(network, self.process, self._call, x, own, noised.extra)
 
     def settle(self) -> None:
         """Nothing is left for later: only parameters are trained."""

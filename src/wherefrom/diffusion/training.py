@@ -23,6 +23,7 @@ from ..errors import WherefromError
 from ..running.modes import outside_inference
 from .batches import Feed, Order, device_of, kept_indices
 from .calling import Call, call_identity, call_plainly, checked_output
+from .levels import check_learner
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
 from .turns import turn
@@ -92,7 +93,7 @@ def train(
     forward = call or call_plainly
     if device.type == "cuda" if compile is None else compile:
         forward = _compiled(forward)
-    run = _Alone(model, average, process, settings, forward, device)
+    run = _Alone(model, average, process, settings, call or call_plainly, forward, device)
     checkpoint, start = None, 0
     if store is not None:
         all_kept = kept is None or len(kept) == count
@@ -121,12 +122,17 @@ class _Alone(Run):
         average: nn.Module,
         process: Process,
         settings: Settings,
+        call: Call,
         forward: Callable[..., Tensor],
         device: torch.device,
     ) -> None:
         trained, averaged = list(model.parameters()), list(average.parameters())
         super().__init__(model, trained, averaged, process, settings, device, trained[0].dtype)
-        self._average, self._forward = average, forward
+        self._average, self._call, self._forward = average, call, forward
+
+    def check(self, noised: Noised, cond: Cond) -> None:
+        x, extra = noised.x_sigma[0], noised.extra
+        check_learner(self.model, self.process, self._call, x, cond, extra)
 
     def outputs(self, noised: Noised, cond: Cond) -> Tensor:
         x_sigma = noised.x_sigma[0]

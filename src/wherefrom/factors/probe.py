@@ -18,6 +18,7 @@ from ..artefacts.identity import fingerprint
 from ..data.items import Cond, Dataset, item_shape, map_cond, query_count, read
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws, independent_draw
+from ..diffusion.levels import Levels
 from ..diffusion.loss import image_losses
 from ..diffusion.process import Process
 from ..diffusion.streams import Streams
@@ -96,7 +97,7 @@ class Probe:
         self.target, self.aligned, self.own_level = target, aligned, own_level
         self.bf16 = denoiser.device.type == "cuda" if precision is None else precision == "bf16"
         self._compile = compile
-        self._capture = Capture(denoiser)
+        self._capture, self._levels = Capture(denoiser), Levels(denoiser)
         self._image_bytes: int | None = None
         self.parts = self._capture.parts
         self._warned = False
@@ -234,6 +235,8 @@ class Probe:
         `cotangent` replaces the target's gradient at the output; `tapped`: the activations of the
         denoiser's blocks are wanted too.
         """
+        if sigma.ndim and bool((sigma != sigma[0]).any()):
+            self._levels.check(x, cond)
         process, target = self.denoiser.process, self.target
         noise = noise.to(x.dtype).to(x.device, non_blocking=True)
 

@@ -23,6 +23,7 @@ from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, read
 from ..diffusion.batches import Feed, Order
 from ..diffusion.draws import Draw
+from ..diffusion.levels import Levels
 from ..diffusion.seeds import seed_of
 from ..diffusion.streams import Streams, Taps
 from ..errors import WherefromError, number, whole
@@ -193,6 +194,7 @@ def learn(
 def _fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder:
     """An untrained embedder for the teacher's network, the same for the same seed."""
     x, cond = _batch(tid, dataset, [0])
+    Levels(tid.denoiser).check(x, cond)  # embedding mixes levels; better said before the work
     shapes = Taps(tid.denoiser, tid.draws.shape).shapes(x, cond)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(settings.seed, "embedder", 0))

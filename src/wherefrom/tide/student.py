@@ -22,6 +22,7 @@ from ..data.batch import check_batch
 from ..data.items import Cond, Dataset, length, map_cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
+from ..diffusion.levels import Levels
 from ..diffusion.pulse import Pulse
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
@@ -60,6 +61,7 @@ class TIDE(Attributor):
         self.embedder = embedder.to(denoiser.device).requires_grad_(False)
         self.dim, self.taught = embedder.dim, dict(taught or {})
         self._taps = Taps(denoiser, draws.shape)
+        self._levels = Levels(denoiser)
         self._compiled: Any = None
         self._bank: Bank | None = None
         way = "load or distil a student of the network as it is now"
@@ -109,6 +111,7 @@ class TIDE(Attributor):
         x, cond = self.denoiser.placed(x, cond)
         if count == 0:
             raise WherefromError("there are no images to embed: give at least one")
+        self._levels.check(x, cond)
 
         def chunk(some: Tensor) -> Tensor:
             item, draw = (some % count).to(like.device, non_blocking=True), chosen[some // count]
