@@ -46,7 +46,7 @@ def tensors_of(network: nn.Module) -> dict[str, Any]:
     """
     found = dict(network.state_dict())
     for name, module in network.named_modules():
-        left_out = _set_in_use(type(module), "forward")
+        left_out = _set_in_use(module.__class__, "forward")
         buffers = {key: one for key, one in module._buffers.items() if one is not None}
         # made of its parameters before each pass, as of weight_g and weight_v
         computed = {key.rpartition("_")[0] for key in module._parameters}

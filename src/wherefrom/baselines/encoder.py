@@ -8,7 +8,7 @@ vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self, get_args
 
 import torch
@@ -225,9 +225,10 @@ class Encoder(Attributor):
     @torch.no_grad()
     def _embed(self, x: Tensor, cond: Cond, places: Sequence[int], what: str = "item") -> Tensor:
         """Unit vectors [B, d] of images at these places, float32, where the encoder made them."""
-        first = isinstance(self.encode, nn.Module) and not self._noted
+        noted: AbstractContextManager[None] = nullcontext()
+        if isinstance(self.encode, nn.Module) and not self._noted:
+            noted = noting(self.encode)
         self._noted = True
-        noted = noting(self.encode) if first else nullcontext()
         with _evaluating(self.encode), noted:
             if isinstance(self.encode, nn.Module):
                 x, cond = for_network(self.encode, x, cond)
