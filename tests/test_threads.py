@@ -127,12 +127,35 @@ def test_a_network_that_is_being_evaluated_is_trained_with_all_its_parameters(ne
         assert all(one.requires_grad for one in trained.result().parameters())
 
 
-def test_the_lock_belongs_to_the_network_and_not_to_what_wraps_it(network):
-    class Wrapper(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
+class Wrapper(nn.Module):
+    """A network inside another, with a layer of its own before it."""
 
-    lock: Any = turn(network)
-    assert turn(Wrapper(network)) is lock
-    assert turn(small_dit()) is not lock
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(1, 1, 1)
+        self.inner = inner
+
+    def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
+        return self.inner(self.before(x), sigma, cond)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_network_and_what_wraps_it_take_turns_and_others_do_not_wait(network, outside):
+    first, second = (Wrapper(network), network) if outside else (network, Wrapper(network))
+    entered, order = threading.Event(), []
+
+    def other() -> None:
+        with turn(small_dit()):
+            entered.set()
+        with turn(second):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with turn(first), turn(first):
+            waiting = pool.submit(other)
+            assert entered.wait(10)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.05)
+            order.append("first")
+        waiting.result(10)
+    assert order == ["first", "second"]

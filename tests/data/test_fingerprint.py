@@ -105,13 +105,13 @@ def test_a_data_set_is_read_once_for_a_live_object() -> None:
 
 
 def test_what_is_remembered_of_an_object_is_not_taken_for_another_s() -> None:
-    known = len(module._known)
     dataset = Items(pixels())
     data_fingerprint(dataset)
-    assert len(module._known) == known + 1
+    place = id(dataset)
+    assert place in module._known
     del dataset
     gc.collect()
-    assert len(module._known) == known
+    assert place not in module._known
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
@@ -122,6 +122,46 @@ def test_a_change_in_place_under_a_live_object_is_seen(holder: str, how: str) ->
     before = data_fingerprint(dataset)
     (x if how == "in place" else x.data)[577] = 0
     assert data_fingerprint(dataset) != before
+
+
+@pytest.mark.parametrize("limit", [module._LOOKED_THROUGH, 8])
+@pytest.mark.parametrize(
+    "held",
+    [
+        list,
+        tuple,
+        lambda x: dict(enumerate(x)),
+        lambda x: [(one, one[0]) for one in x],
+        lambda x: [{"pixels": one, "name": "one"} for one in x],
+    ],
+)
+def test_a_change_in_place_of_any_tensor_in_lists_and_dicts_is_seen(
+    monkeypatch: pytest.MonkeyPatch, held: Any, limit: int
+) -> None:
+    class Rows(Items):
+        def __getitem__(self, index: int) -> Tensor:
+            row = self.x[index]
+            row = next(iter(row.values())) if isinstance(row, dict) else row
+            return row if isinstance(row, Tensor) else row[0]
+
+    monkeypatch.setattr(module, "_LOOKED_THROUGH", limit)
+    rows = [one.clone() for one in pixels()]
+    dataset = Rows(held(rows))
+    before = data_fingerprint(dataset)
+    rows[577].zero_()
+    assert data_fingerprint(dataset) != before
+
+
+def test_an_object_that_holds_itself_and_more_arrays_than_are_looked_at_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_ARRAYS", 100)
+    dataset = Items(list(pixels()), [torch.tensor(0)] * COUNT)
+    dataset.more = [[]]
+    dataset.more[0].append(dataset.more)
+    first, read = data_fingerprint(dataset), dataset.read
+    assert data_fingerprint(dataset) == first
+    assert dataset.read == read
 
 
 def test_a_large_tensor_s_version_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import wherefrom
+from wherefrom.diffusion.draws import independent_draw, resampled_cotangent
 
 
 def test_draws_are_the_sampler_s_grid_with_one_noise_image_each(process):
@@ -39,6 +40,34 @@ def test_the_numbers_are_these_on_every_machine():
     assert draw.noise.flatten().tolist() == pytest.approx(
         [1.54099607, -0.29342890, -2.17878938, 0.56843126]
     )
+
+
+@pytest.fixture
+def doubles():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda draws: draws.noises,
+        lambda draws: independent_draw(draws, "query", 3, 1).noise,
+        lambda draws: resampled_cotangent(draws, 3, 1),
+    ],
+)
+def test_the_numbers_do_not_depend_on_the_default_type(make, request):
+    before = make(wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=4))
+    request.getfixturevalue("doubles")
+    after = make(wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=4))
+    assert after.dtype == torch.float32
+    assert torch.equal(before, after)
+
+
+def test_scores_are_float32_whatever_the_default_type(doubles):
+    x = torch.rand(4, 1, 8, 8, dtype=torch.float32)
+    assert wherefrom.baselines.Pixel().scores(x[:2], x).dtype == torch.float32
 
 
 def test_noise_is_standard_normal_and_differs_between_draws():

@@ -4,7 +4,9 @@ holds results of a network refuses to go on once it has changed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 import wherefrom
 from helpers import Noise, small_dit, stirred
+from wherefrom.artefacts.architecture import network_identity
 from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence
 from wherefrom.diffusion.pulse import Pulse
 from wherefrom.running.threads import threads
@@ -113,6 +116,128 @@ def test_work_that_is_held_asks_once() -> None:
         pulse.check()
     with pytest.raises(wherefrom.WherefromError), pulse.held():
         raise AssertionError("not entered")
+
+
+def test_work_that_is_held_in_one_thread_is_asked_in_another() -> None:
+    net = network()
+    pulse = Pulse(net, "this was made", "make it again")
+    with ThreadPoolExecutor(1) as pool:
+        with pulse.held():
+            inside = contextlib.ExitStack()
+            pool.submit(inside.enter_context, pulse.held()).result()
+        pool.submit(inside.close).result()
+    added(net)
+    with pytest.raises(wherefrom.WherefromError):
+        pulse.check()
+
+
+class Tabled(nn.Module):
+    """A network with tensors and lists that no state dict has."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.inner, generator = network(), torch.Generator().manual_seed(seed)
+        self.register_buffer("freqs", torch.randn(8, generator=generator), persistent=False)
+        self.plain, self._own = torch.ones(8), torch.ones(8)
+        self.tables = [torch.ones(8), {"late": torch.ones(8)}]
+        self.scales, self.names = [1.0, [2.0]], {"a": [1.0]}
+
+    def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
+        return self.inner(x * (1 + 0.01 * self.freqs), sigma, cond)
+
+
+TABLES: dict[str, Callable[[Any], None]] = {
+    "freqs": lambda net: net.freqs.copy_(torch.zeros(8)),
+    "plain": lambda net: net.plain.zero_(),
+    "_own": lambda net: net._own.zero_(),
+    "tables.0": lambda net: net.tables[0].zero_(),
+    "tables.1.late": lambda net: net.tables[1]["late"].zero_(),
+    "scales": lambda net: net.scales[1].append(3.0),
+    "names": lambda net: net.names["a"].append(3.0),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_no_state_dict_has_is_seen_too_and_is_part_of_the_identity(name: str) -> None:
+    net = Tabled()
+    pulse, before = Pulse(net, "this was made", "make it again"), network_identity(net)
+    pulse.check()
+    TABLES[name](net)
+    with pytest.raises(wherefrom.WherefromError, match=rf"this was made \({name}\)"):
+        pulse.check()
+    assert network_identity(net) != before
+
+
+def test_a_training_from_other_unsaved_buffers_is_another_run(tmp_path) -> None:
+    how: dict[str, Any] = {"steps": 1, "batch_size": 4, "lr": 1e-3, "store": tmp_path}
+    wherefrom.train(Tabled(0), EDM, DATA, **how)
+    wherefrom.train(Tabled(0), EDM, DATA, **how)
+    with pytest.raises(wherefrom.WherefromError, match="initial_weights was"):
+        wherefrom.train(Tabled(1), EDM, DATA, **how)
+
+
+def test_a_tensor_made_of_parameters_before_each_pass_is_no_part_of_the_identity() -> None:
+    with pytest.warns(FutureWarning):
+        net = nn.utils.weight_norm(nn.Linear(4, 4))
+    before = network_identity(net)
+    with torch.no_grad():
+        net.weight.add_(1)
+    assert network_identity(net) == before
+
+
+# --- what a network notes while it runs -----------------------------------------------------------
+
+
+class Noting(nn.Module):
+    """A network that counts in a buffer, notes on a child, and keeps tables of its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.inner.images, self.table = 0, None
+        self.register_buffer("rope", None, persistent=False)
+
+    def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
+        self.calls += 1
+        self.inner.images = len(x)
+        setattr(self, "table", torch.ones(x.shape[-1]))  # noqa: B010 - as a hook would
+        self.rope = self.table if self.rope is None else self.rope
+        return self.inner(x, sigma, cond)
+
+
+@pytest.mark.filterwarnings("ignore:query 0 is as strange")
+@pytest.mark.parametrize(
+    "holder", ["TID.scores", "TIDE.embed", "Bank.search", "DTRAK", "MUCS", "activations"]
+)
+def test_what_a_network_notes_in_passes_is_no_change_and_a_weight_still_is(holder: str) -> None:
+    net = Noting()
+    seen = net.inner.blocks[0]
+    seen.seen = 0
+    hook = seen.register_forward_hook(lambda module, *_: setattr(module, "seen", module.seen + 1))
+    denoiser = wherefrom.Denoiser(net, EDM, blocks=["inner.blocks.*"])
+    ask = HOLDERS[holder](denoiser, wherefrom.Draws(EDM, (1, 8, 8), count=2))
+    ask()
+    wherefrom.sample(denoiser, QUERY, steps=2)
+    ask()
+    hook.remove()
+    written_past_the_version(net.inner)
+    with pytest.raises(wherefrom.WherefromError, match=r"\(inner.patchify.weight\)"):
+        ask()
+
+
+def test_an_encoder_that_counts_is_not_refused() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x.flatten(1)
+
+    method = Encoder(Counts()).fit(DATA)
+    assert torch.equal(method.scores(QUERY, DATA), method.scores(QUERY, DATA))
 
 
 # --- whoever holds results of a network -----------------------------------------------------------

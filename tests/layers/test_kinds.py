@@ -51,6 +51,7 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "layer norm, no bias": (nn.LayerNorm(6, bias=False), (4, 6)),
     "rms norm": (nn.RMSNorm(6), (4, 6)),
     "group norm": (nn.GroupNorm(2, 6), (6, 3, 4)),
+    "group norm without positions": (nn.GroupNorm(2, 6), (6,)),
     "instance norm": (nn.InstanceNorm2d(6, affine=True), (6, 3, 4)),
     "instance norm 1d": (nn.InstanceNorm1d(6, affine=True), (6, 5)),
     "instance norm with running stats": (

@@ -1,8 +1,8 @@
-"""What a network is beside its weights: the classes of its modules and their plain settings, as a
-digest; so that four heads are not taken for two of the same shapes.
+"""What a network's output depends on: its weights and whatever other tensors its modules hold, the
+classes of the modules and their plain settings, so that four heads are not taken for two.
 
-Settings are what is set on a module itself under a public name and is plain: numbers, words, tuples
-and mappings of them. What `forward` sets, counters and caches, is none.
+Settings are what is set on a module itself under a public name and is plain: numbers, words, lists,
+tuples and mappings of them. What `forward` sets or changes, counters and caches, is none.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import dataclasses
 import dis
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .identity import fingerprint
 
 # set on modules, but no part of what they compute
 _NO_SETTINGS = {"training", "gradient_checkpointing"}
+_MODULE = frozenset(vars(nn.Module()))  # torch's own
+# methods that change what they are called on; those of tensors, beside, end in _
+CHANGING = {"append", "extend", "insert", "add", "update", "pop", "clear", "remove", "setdefault"}
 
 
 def architecture(network: nn.Module) -> str:
@@ -31,8 +36,39 @@ def network_identity(network: nn.Module) -> dict[str, str]:
     return {
         "network": type(network).__name__,
         "architecture": architecture(network),
-        "weights": fingerprint(dict(network.state_dict())),
+        "weights": fingerprint(tensors_of(network)),
     }
+
+
+def tensors_of(network: nn.Module) -> dict[str, Any]:
+    """What a state dict has, and by name the other tensors: buffers that are not saved, and tensors
+    that are set on modules, alone or in lists, tuples and dicts; caches of `forward` are none.
+    """
+    found = dict(network.state_dict())
+    for name, module in network.named_modules():
+        left_out = _set_in_use(module.__class__, "forward")
+        buffers = {key: one for key, one in module._buffers.items() if one is not None}
+        # made of its parameters before each pass, as of weight_g and weight_v
+        computed = {key.rpartition("_")[0] for key in module._parameters}
+        set_on = {key: one for key, one in vars(module).items() if key not in _MODULE | computed}
+        for key, value in {**buffers, **set_on}.items():
+            if key not in left_out:
+                for place, tensor in _tensors(f"{name}.{key}".lstrip("."), value):
+                    found.setdefault(place, tensor)
+    return found
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a value, by name."""
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and not value.is_meta and not value.is_quantized:
+            yield name, value
+    elif isinstance(value, Mapping) and not name.rpartition(".")[2].startswith("_"):
+        for key, one in value.items():
+            yield from _tensors(f"{name}.{key}", one)
+    elif isinstance(value, list | tuple) and not name.rpartition(".")[2].startswith("_"):
+        for place, one in enumerate(value):
+            yield from _tensors(f"{name}.{place}", one)
 
 
 def settings_of(network: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -50,9 +86,7 @@ def plain_attributes(thing: Any, method: str = "forward") -> dict[str, Any]:
     if isinstance(config, Mapping):  # of diffusers, where it is a property
         found["config"] = config
     left_out = _NO_SETTINGS | _set_in_use(thing.__class__, method)
-    # what changes in place, a list, is no setting unless a mapping of settings holds it
-    kept = {name: one for name, one in found.items() if not isinstance(one, list)}
-    return _plain_part({name: one for name, one in kept.items() if name not in left_out})
+    return _plain_part({name: one for name, one in found.items() if name not in left_out})
 
 
 def is_plain(value: Any) -> bool:
@@ -72,8 +106,7 @@ def _plain_part(settings: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in sorted(name for name in settings if isinstance(name, str)):
         value = settings[name]
-        if isinstance(value, list):
-            value = tuple(value)
+        value = _as_tuple(value)
         if not name.startswith("_") and (isinstance(value, Mapping) or is_plain(value)):
             if isinstance(value, Mapping):
                 value = _plain_part(value)
@@ -82,9 +115,16 @@ def _plain_part(settings: Mapping[Any, Any]) -> dict[str, Any]:
     return found
 
 
+def _as_tuple(value: Any) -> Any:
+    """A list, also in lists, as what does not change."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
 @cache
 def _set_in_use(kind: type, method: str) -> frozenset[str]:
-    """The attributes that a method of a class sets, or another that it calls."""
+    """The attributes that a method of a class, or another that it calls, sets or changes in
+    place.
+    """
     seen: set[str] = set()
     waiting, found = [method], set()
     while waiting:
@@ -96,9 +136,33 @@ def _set_in_use(kind: type, method: str) -> frozenset[str]:
             if base is nn.Module:
                 break
             code = getattr(vars(base).get(name), "__code__", None)
-            for step in () if code is None else dis.get_instructions(code):
-                if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-                    found.add(step.argval)
-                elif "ATTR" in step.opname or "METHOD" in step.opname:
-                    waiting.append(step.argval)
+            if code is not None:
+                sets, reads = _attributes(code)
+                found |= sets
+                waiting += reads
     return frozenset(found)
+
+
+def _attributes(code: CodeType) -> tuple[set[str], set[str]]:
+    """The names of the attributes that a function sets or changes in place, and that it reads."""
+    sets, reads, registers = set(), set(), False
+    began: dict[Any, set[str]] = {}  # where an expression begins: the attributes read there
+    changed = set()  # where those begin that are changed: self.seen.append(1), self.seen[0] = 1
+    for step in dis.get_instructions(code):
+        where = step.positions and (step.positions.lineno, step.positions.col_offset)
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            sets.add(step.argval)
+        elif "ATTR" in step.opname or "METHOD" in step.opname:
+            reads.add(step.argval)
+            public = not step.argval.startswith("_")
+            if step.argval in CHANGING or (public and step.argval.endswith("_")):
+                changed.add(where)
+            else:
+                began.setdefault(where, set()).add(step.argval)
+            registers = registers or step.argval == "register_buffer"
+        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            changed.add(where)
+        elif registers and step.opname == "LOAD_CONST":  # self.register_buffer("cos", ...)
+            sets.add(str(step.argval))
+            registers = False
+    return sets.union(*(began.get(where, set()) for where in changed)), reads

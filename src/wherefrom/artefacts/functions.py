@@ -16,11 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .architecture import is_plain, network_identity, plain_attributes
+from .architecture import CHANGING, is_plain, network_identity, plain_attributes
 from .identity import fingerprint
 
-# methods that change what they are called on
-_CHANGING = {"append", "extend", "insert", "add", "update", "pop", "clear", "remove", "setdefault"}
 _Node = ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -169,7 +167,7 @@ def _changed(node: _Node) -> set[str]:
         if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store | ast.Del):
             found.add(one.id)
         elif isinstance(one, ast.Attribute | ast.Subscript):
-            changes = isinstance(one, ast.Attribute) and one.attr in _CHANGING
+            changes = isinstance(one, ast.Attribute) and one.attr in CHANGING
             if isinstance(one.value, ast.Name) and (changes or not isinstance(one.ctx, ast.Load)):
                 found.add(one.value.id)
     return found

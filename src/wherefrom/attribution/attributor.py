@@ -65,7 +65,7 @@ class Attributor(ABC):
     @outside_inference
     def scores(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int = 64) -> Tensor:
         """Every query with every training image, [Q, N], float32 on the CPU."""
-        result = torch.empty(query_count(queries), length(dataset))
+        result = torch.empty(query_count(queries), length(dataset), dtype=torch.float32)
         for start, scores in self.chunks(queries, dataset, batch_size):
             result[:, start : start + scores.shape[1]] = scores.cpu()
         return result

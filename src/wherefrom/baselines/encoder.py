@@ -8,7 +8,7 @@ vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self, get_args
 
 import torch
@@ -30,7 +30,7 @@ from ..data.items import (
 from ..data.manner import Manner, say_misfit
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
-from ..diffusion.pulse import Pulse
+from ..diffusion.pulse import Pulse, noting
 from ..errors import WherefromError, flag
 from ..running.progress import bar
 from ..search.store import VectorStore
@@ -73,6 +73,7 @@ class Encoder(Attributor):
         self.conditional = flag("conditional", conditional)
         self._store: VectorStore | None = None
         self._pulse: Pulse | None = None  # of the network that the vectors come from
+        self._noted = False  # whether what it notes in a pass was looked at
 
     # --- ready-made -------------------------------------------------------------------------------
 
@@ -224,7 +225,11 @@ class Encoder(Attributor):
     @torch.no_grad()
     def _embed(self, x: Tensor, cond: Cond, places: Sequence[int], what: str = "item") -> Tensor:
         """Unit vectors [B, d] of images at these places, float32, where the encoder made them."""
-        with _evaluating(self.encode):
+        noted: AbstractContextManager[None] = nullcontext()
+        if isinstance(self.encode, nn.Module) and not self._noted:
+            noted = noting(self.encode)
+        self._noted = True
+        with _evaluating(self.encode), noted:
             if isinstance(self.encode, nn.Module):
                 x, cond = for_network(self.encode, x, cond)
             vectors = self.encode(x, cond) if self.conditional else self.encode(x)

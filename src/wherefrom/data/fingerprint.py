@@ -26,7 +26,10 @@ from .items import Dataset, length, several, split
 
 _CHUNK = 256  # items hashed together; another number gives other digests
 _ASKED_TWICE = 16  # items, to see whether they are the same each time
-_LOOKED_THROUGH = 2**24  # bytes of an array that are looked through for changes at every call
+_ARRAYS = 100_000  # arrays that are looked at for changes at every call
+_LOOKED_THROUGH = 2**24  # bytes of them whose content is looked through
+_LEAST = 2**10  # bytes that an array counts for: many small ones take long, too
+_PLAIN = {int, float, bool, str, bytes, type(None)}
 
 # by the object's id: the object, what was visible of its content, and its digest
 _known: dict[int, tuple[weakref.ref[Any], Any, str]] = {}
@@ -39,17 +42,20 @@ def data_fingerprint(dataset: Dataset) -> str:
     item is. Otherwise all items are read and their content hashed, once for a live object and
     process: about as long as one pass over the data takes, and at most a second for each gigabyte
     of pixels beside it. Content that is changed in place under a live object is seen where the
-    object holds it as a tensor, or as an array of up to 16 MiB.
+    object holds it as tensors, or as arrays of up to 16 MiB in all, 16,384 at most, also in lists,
+    tuples and dicts. Not seen are changes of more arrays, of tensors past their version counter
+    beyond as much, of anything beyond 100,000 tensors and arrays, and of what other objects hold.
     """
     count = length(dataset)
     own = _own(dataset)
     if own is not None:
         return fingerprint(count, own)
-    visible = count, _visible(dataset)
+    visible = count, _Look().at(dataset)
     known = _known.get(id(dataset))
     if known is not None and known[0]() is dataset and known[1] == visible:
         return known[2]
     found = _content(dataset, count)
+    visible = count, _Look().at(dataset)  # once more: reading may have filled a cache
     with contextlib.suppress(TypeError):  # a list cannot be referred to: it is read each time
         _known[id(dataset)] = (weakref.ref(dataset, _forget(id(dataset))), visible, found)
     return found
@@ -144,36 +150,60 @@ def _refuse_changing(dataset: Dataset, count: int) -> None:
             )
 
 
-def _visible(dataset: Any, depth: int = 3) -> Any:
-    """What can be seen of the content without reading it: the arrays that the object holds, or a
-    data set that it wraps, where they are and how often they were written to.
+class _Look:
+    """One look at what can be seen of the content without reading it: the arrays that an object
+    holds, or a data set that it wraps, where they are and how often they were written to.
     """
-    if isinstance(dataset, Tensor):
-        return _array(dataset)
-    if type(dataset) is Subset:
-        return _visible(dataset.dataset, depth), fingerprint(_indices(dataset))
-    if type(dataset) is ConcatDataset:
-        return [_visible(part, depth) for part in dataset.datasets]
-    found: dict[str, Any] = {}
-    for name, value in getattr(dataset, "__dict__", {}).items():
-        held = value if isinstance(value, tuple | list) and len(value) < _CHUNK else [value]
-        arrays = [_array(one) for one in held if isinstance(one, Tensor | np.ndarray)]
-        if arrays:
-            found[name] = arrays
-        elif depth and hasattr(value, "__dict__") and hasattr(value, "__getitem__"):
-            found[name] = _visible(value, depth - 1)
-    return found
 
+    def __init__(self) -> None:
+        self._arrays, self._bytes = _ARRAYS, _LOOKED_THROUGH  # that may still be looked at
 
-def _array(array: Tensor | np.ndarray[Any, Any]) -> Any:
-    """One array, and its content where it is small."""
-    if isinstance(array, Tensor):
-        small = array.nbytes <= _LOOKED_THROUGH and not array.is_meta
-        where = array.data_ptr(), None if array.is_inference() else array._version
-        return *where, tuple(array.shape), checksum([array]) if small else None
-    plain = array.dtype.kind in "biuf" and array.nbytes <= _LOOKED_THROUGH
-    content = checksum([torch.from_numpy(np.array(array))]) if plain else None
-    return array.__array_interface__["data"][0], array.shape, content
+    def at(self, dataset: Any, depth: int = 3) -> Any:
+        """All that a data set holds."""
+        if isinstance(dataset, Tensor):
+            return self._array(dataset)
+        if type(dataset) is Subset:
+            return self.at(dataset.dataset, depth), fingerprint(_indices(dataset))
+        if type(dataset) is ConcatDataset:
+            return [self.at(part, depth) for part in dataset.datasets]
+        held = getattr(dataset, "__dict__", {})
+        return {name: self._value(value, depth, ()) for name, value in held.items()}
+
+    def _value(self, value: Any, depth: int, above: tuple[int, ...]) -> Any:
+        """The arrays in a value; None where there are none."""
+        if isinstance(value, Tensor | np.ndarray):
+            return self._array(value)
+        if isinstance(value, dict | list | tuple):
+            if id(value) in above:  # it holds itself
+                return None
+            found = []
+            for one in list(value.values() if isinstance(value, dict) else value):
+                if self._arrays <= 0:
+                    break
+                # numbers and words, of which lists may be long, hold none
+                if type(one) not in _PLAIN:
+                    found.append(self._value(one, depth, (*above, id(value))))
+            return found or None
+        if depth and hasattr(value, "__dict__") and hasattr(value, "__getitem__"):
+            return self.at(value, depth - 1)
+        return None
+
+    def _array(self, array: Tensor | np.ndarray[Any, Any]) -> Any:
+        """One array, and its content while little was looked through."""
+        self._arrays -= 1
+        if self._arrays < 0:
+            return None
+        looked = array.nbytes <= self._bytes
+        if isinstance(array, Tensor):
+            looked = looked and not array.is_meta
+            where = array.data_ptr(), None if array.is_inference() else array._version
+            content = checksum([array]) if looked else None
+        else:
+            looked = looked and array.dtype.kind in "biuf"
+            where = array.__array_interface__["data"][0], None
+            content = checksum([torch.from_numpy(np.array(array))]) if looked else None
+        self._bytes -= max(array.nbytes, _LEAST) if looked else 0
+        return *where, tuple(array.shape), content
 
 
 def _indices(subset: Subset[Any]) -> Tensor:

@@ -42,6 +42,7 @@ from .calling import (
 )
 from .draws import Draws
 from .process import Process
+from .pulse import noting
 from .turns import turn
 
 Watcher = Callable[[Tensor, Tensor, Cond, Tensor], None]  # of x_sigma, sigma, cond and output
@@ -120,7 +121,7 @@ class Denoiser:
             self.idle = () if layers is not None else frozen_layers(network)
         self._layers = chosen
         self.chosen = layers is not None or exclude is not None  # what is tracked, by the caller
-        self._frozen = False
+        self._frozen = self._noted = False
         self._ran: set[str] | None = None  # layers that took part in a pass
         self._watchers: list[tuple[int, Watcher]] = []
 
@@ -194,7 +195,7 @@ class Denoiser:
         shape as x_sigma.
         """
         level = self.process.check(sigma)
-        with self.frozen():
+        with self.frozen(), self.noted():
             output = self.evaluate(x_sigma, self.sigma_for(x_sigma, level), cond)
         mine = threading.get_ident()
         for owner, watcher in list(self._watchers):
@@ -273,6 +274,16 @@ class Denoiser:
                         module.training = mode
                     for parameter, flag in flags:
                         parameter.requires_grad_(flag)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Around a pass inside `frozen`: the first time, what the network notes is looked at."""
+        if self._noted:
+            yield
+            return
+        self._noted = True
+        with noting(self.network):
+            yield
 
     def identity(self) -> dict[str, str]:
         """What all that is computed with this model depends on: its class, settings, weights and

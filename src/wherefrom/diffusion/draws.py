@@ -51,7 +51,7 @@ class Draws:
         generator = torch.Generator().manual_seed(self.seed)
         # one draw's noise after the other, so that the first draws are the same whatever the count
         self.noises = torch.stack(
-            [torch.randn(math.prod(self.shape), generator=generator) for _ in range(count)]
+            [_noise((math.prod(self.shape),), generator) for _ in range(count)]
         )
         self.noises = self.noises.reshape(count, *self.shape)  # [M, C, H, W]
 
@@ -92,14 +92,17 @@ def independent_draw(draws: Draws, role: str, index: int, m: int, own_level: boo
     """
     generator = torch.Generator().manual_seed(seed_of(draws.seed, f"{role} {index}", m))
     level = int(torch.randint(len(draws), (), generator=generator)) if own_level else m
-    return Draw(draws.sigmas[level], torch.randn(draws.shape, generator=generator))
+    return Draw(draws.sigmas[level], _noise(draws.shape, generator))
 
 
 def resampled_cotangent(draws: Draws, index: int, m: int) -> Tensor:
     """What the MC-GGN back-propagates for one item at draw m (RQ5): standard normal noise of an
     image's shape.
     """
-    return torch.randn(
-        draws.shape,
-        generator=torch.Generator().manual_seed(seed_of(draws.seed, f"resampled {index}", m)),
-    )
+    seed = seed_of(draws.seed, f"resampled {index}", m)
+    return _noise(draws.shape, torch.Generator().manual_seed(seed))
+
+
+def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Noise whose numbers do not depend on torch's default type."""
+    return torch.randn(shape, generator=generator, dtype=torch.float32)

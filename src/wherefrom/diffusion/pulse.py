@@ -1,24 +1,30 @@
-"""The pulse of a network: a number for each of its weights, to see whether they are still what they
+"""The pulse of a network: a number for each of its tensors, to see whether they are still what they
 were when something was computed with them.
 
-The numbers are sums of whole numbers, the bits of the weights, so they are the same on every device
-and with any number of threads. They see every change of a value, also one that no version counter
-notices.
+What a network notes while it runs, a counter or a table that it keeps, is no change: the library
+looks at what its own first pass changes. The numbers are sums of whole numbers, the bits of the
+tensors, so they are the same on every device and with any number of threads. They see every change
+of a value, also one that no version counter notices.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from ..artefacts.architecture import settings_of
+from ..artefacts.architecture import settings_of, tensors_of
 from ..errors import WherefromError
 
 _COLUMNS = 64  # whole numbers of a row
+
+# by network, the names of what its own passes change
+_NOTED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 class Pulse:
@@ -33,16 +39,15 @@ class Pulse:
     def __init__(self, network: nn.Module, of: str, way: str) -> None:
         self._network, self._of, self._way = network, of, way
         self._before = _taken(network)
-        self._held = False
+        self._thread = threading.local()
 
     def check(self) -> None:
         """Refuse a network that has changed since; reads its weights once."""
-        if self._held:
+        if self._is_held:
             return
-        now = _taken(self._network)
-        changed = [
-            name for name in {**self._before, **now} if self._before.get(name) != now.get(name)
-        ]
+        noted = _NOTED.get(self._network, set())
+        different = _different(self._before, _taken(self._network))
+        changed = [name for name in different if name not in noted]
         if changed:
             several = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise WherefromError(
@@ -52,27 +57,46 @@ class Pulse:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Checks once, and inside no more: for work that asks again and again."""
+        """Checks once, and inside no more in this thread: for work that asks again and again."""
         self.check()
-        before, self._held = self._held, True
+        before, self._thread.held = self._is_held, True
         try:
             yield
         finally:
-            self._held = before
+            self._thread.held = before
+
+    @property
+    def _is_held(self) -> bool:
+        return getattr(self._thread, "held", False)
+
+
+@contextlib.contextmanager
+def noting(network: nn.Module) -> Iterator[None]:
+    """Around a pass by the library: what it changes beside parameters is no change to any pulse."""
+    before = _taken(network)
+    yield
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    changed = set(_different(before, _taken(network))) - parameters
+    if changed:
+        _NOTED.setdefault(network, set()).update(changed)
+
+
+def _different(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 @torch.no_grad()
 def _taken(network: nn.Module) -> dict[str, Any]:
     """By name, what tells a weight or a module's settings from others."""
-    weights = network.state_dict()
-    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    everything = tensors_of(network)
+    tensors = {name: value for name, value in everything.items() if isinstance(value, Tensor)}
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         by_device.setdefault(tensor.device, {})[name] = _sums(tensor)
-    found: dict[str, Any] = {
-        f"settings of {name or 'the network'}": (kind, settings)
-        for name, kind, settings in settings_of(network)
-    }
+    found: dict[str, Any] = {}
+    for name, kind, settings in settings_of(network):
+        found[f"the class of {name or 'the network'}"] = kind
+        found |= {f"{name}.{key}".lstrip("."): value for key, value in settings.items()}
     for sums in by_device.values():  # one wait for each device
         values = torch.stack(list(sums.values())).tolist()
         found |= {

@@ -1,13 +1,16 @@
 """Taking turns at a network: hooks, modes and flags belong to its modules, so one caller evaluates
 it at a time, whoever holds it.
 
-The lock belongs to the network, not to what wraps it: all denoisers of one network share it, and so
-does a wrapper with the network inside it.
+There is a lock for every module that has parameters, not for what wraps it: all denoisers of one
+network share its locks, and so does a wrapper with the network inside it, whatever layers of its
+own it has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,14 +20,19 @@ _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 _MAKING = threading.Lock()
 
 
-def turn(network: nn.Module) -> Any:
-    """The lock of a network, to be held while it is evaluated, changed or copied; the thread that
-    holds it may take it again.
+@contextlib.contextmanager
+def turn(network: nn.Module) -> Iterator[None]:
+    """Inside, the network is this thread's alone, to be evaluated, changed or copied; the thread
+    that has it may take it again.
     """
-    # the first module with parameters: a wrapper has the same one as the network inside it
-    holders = (module for module in network.modules() if len(module._parameters) > 0)
-    key = next(holders, network)
+    holders = [module for module in network.modules() if module._parameters] or [network]
     with _MAKING:
-        if key not in _LOCKS:
-            _LOCKS[key] = threading.RLock()
-        return _LOCKS[key]
+        locks = [
+            _LOCKS.setdefault(holder, threading.RLock())
+            # in one order everywhere, so that no two wait for each other
+            for holder in sorted(holders, key=id)
+        ]
+    with contextlib.ExitStack() as taken:
+        for lock in locks:
+            taken.enter_context(lock)
+        yield

@@ -211,7 +211,7 @@ class _Norm(LayerKind):
 
     def shared(self, x: Tensor, parameter: Tensor) -> Tensor:
         """Sum over everything on which a parameter is shared: [B, ...] to [B, parameters]."""
-        return summed(x.flatten(2), 2)  # channels second
+        return summed(x.flatten(2), 2) if x.ndim > 2 else x  # channels second
 
     def parts(self, name: str, module: Any) -> list[Part]:
         bias = getattr(module, "bias", None) is not None

@@ -122,7 +122,7 @@ class TIDE(Attributor):
 
         # draw after draw, all images each: an evaluation may hold several draws, so that one query
         # is one evaluation
-        with self.denoiser.frozen():
+        with self.denoiser.frozen(), self.denoiser.noted():
             vectors = self._in_chunks(torch.arange(len(chosen) * count), chunk)
         return vectors.unflatten(0, (len(chosen), count)).transpose(0, 1)
 
