@@ -33,11 +33,27 @@ def architecture(network: nn.Module) -> str:
 
 def network_identity(network: nn.Module) -> dict[str, str]:
     """All that a network's output depends on: its class, its settings and its weights."""
+    saved = dict(network.state_dict())
+    tables = {name: one for name, one in tensors_of(network).items() if name not in saved}
+    summaries = {name: _summary(tables[name]) for name in sorted(tables)}
     return {
         "network": type(network).__name__,
         "architecture": architecture(network),
-        "weights": fingerprint(tensors_of(network)),
+        "weights": fingerprint(saved, summaries),
     }
+
+
+def _summary(tensor: Tensor) -> Any:
+    """What tells a tensor that is not saved from another. It is computed anew on every machine,
+    whose sines may differ in the last bit, so no more than three digits of it count.
+    """
+    if not tensor.is_floating_point():
+        return tensor
+    values = tensor.detach().double().flatten().cpu()
+    places = torch.linspace(-1, 1, max(1, values.numel()), dtype=torch.float64)
+    numbers = (values.sum(), values.abs().sum(), values[: len(places)] @ places[: len(values)])
+    scale = float(values.abs().sum()) or 1.0
+    return list(tensor.shape), f"{scale:.2e}", [f"{float(one) / scale:.3f}" for one in numbers]
 
 
 def tensors_of(network: nn.Module) -> dict[str, Any]:
