@@ -53,7 +53,11 @@ def _summary(tensor: Tensor) -> Any:
     places = torch.linspace(-1, 1, max(1, values.numel()), dtype=torch.float64)
     numbers = (values.sum(), values.abs().sum(), values[: len(places)] @ places[: len(values)])
     scale = float(values.abs().sum()) or 1.0
-    return list(tensor.shape), f"{scale:.2e}", [f"{float(one) / scale:.3f}" for one in numbers]
+    return (
+        list(tensor.shape),
+        f"{scale:.2e}",
+        [round(float(one) / scale, 3) + 0.0 for one in numbers],
+    )
 
 
 def tensors_of(network: nn.Module) -> dict[str, Any]:

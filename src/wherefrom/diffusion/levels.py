@@ -33,7 +33,7 @@ class Levels:
         if self._known or not len(x):
             return
         denoiser = self._denoiser
-        with denoiser.frozen():
+        with denoiser.frozen(), denoiser.noted():
             _check(denoiser.network, denoiser.process, denoiser.call, x, cond)
         self._known = True
 
