@@ -5,6 +5,7 @@ holds results of a network refuses to go on once it has changed.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ import wherefrom
 from helpers import Noise, small_dit, stirred
 from wherefrom.artefacts.architecture import network_identity
 from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence
+from wherefrom.diffusion import pulse
 from wherefrom.diffusion.pulse import Pulse
 from wherefrom.running.threads import threads
 
@@ -345,3 +347,20 @@ def test_a_second_fit_of_mucs_is_of_the_network_as_it_is_now() -> None:
     fresh = MUCS(wherefrom.Denoiser(net, EDM), draws, **settings).fit(DATA)
     assert torch.equal(again, fresh._fitted.losses)
     assert not torch.equal(again, before)
+
+
+@pytest.mark.parametrize("group", [1, 2**10, 2**28])
+def test_summed_in_groups_it_sees_the_same(monkeypatch, group):
+    monkeypatch.setattr(pulse, "_QUICK", {"cpu"})
+    monkeypatch.setattr(pulse, "_GROUP", group)
+    network = stirred(small_dit())
+    taken = pulse.Pulse(network, "this was made", "make it again")
+    assert taken._quick is not None
+    taken.check()
+    for name, parameter in network.named_parameters():
+        before = parameter.detach().clone()
+        parameter.data.view(-1)[-1] += 1e-3
+        with pytest.raises(wherefrom.WherefromError, match=rf"has changed.*{re.escape(name)}"):
+            taken.check()
+        parameter.data.copy_(before)
+    taken.check()

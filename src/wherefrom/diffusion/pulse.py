@@ -22,6 +22,8 @@ from ..artefacts.architecture import settings_of, tensors_of
 from ..errors import WherefromError
 
 _COLUMNS = 64  # whole numbers of a row
+_GROUP = 2**28  # bytes of weights that are summed together on a GPU
+_QUICK = {"cuda"}  # where that is quicker
 
 # by network, the names of what its own passes change
 _NOTED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -38,12 +40,12 @@ class Pulse:
 
     def __init__(self, network: nn.Module, of: str, way: str) -> None:
         self._network, self._of, self._way = network, of, way
-        self._before = _taken(network)
+        self._before, self._quick = _taken(network), _quick(network)
         self._thread = threading.local()
 
     def check(self) -> None:
         """Refuse a network that has changed since; reads its weights once."""
-        if self._is_held:
+        if self._is_held or (self._quick is not None and _quick(self._network) == self._quick):
             return
         noted = _NOTED.get(self._network, set())
         different = _different(self._before, _taken(self._network))
@@ -104,6 +106,30 @@ def _taken(network: nn.Module) -> dict[str, Any]:
             for name, value in zip(sums, values, strict=True)
         }
     return found
+
+
+@torch.no_grad()
+def _quick(network: nn.Module) -> Any:
+    """All of it at once, without names, where every single sum would wait for its turn on a GPU;
+    None elsewhere.
+    """
+    tensors = [one for one in tensors_of(network).values() if isinstance(one, Tensor)]
+    if not tensors or any(one.device.type not in _QUICK for one in tensors):
+        return None
+    groups: list[list[Tensor]] = [[]]
+    room = _GROUP
+    for one in tensors:
+        if groups[-1] and (one.nbytes > room or one.device != groups[-1][0].device):
+            groups.append([])
+            room = _GROUP
+        groups[-1].append(one)
+        room -= one.nbytes
+    sums = [
+        _sums(torch.cat([one.detach().contiguous().flatten().view(torch.uint8) for one in group]))
+        for group in groups
+    ]
+    shapes = [(str(one.dtype), tuple(one.shape)) for one in tensors]
+    return list(settings_of(network)), shapes, torch.stack([one.cpu() for one in sums]).tolist()
 
 
 def _sums(tensor: Tensor) -> Tensor:
