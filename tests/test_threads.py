@@ -159,3 +159,39 @@ def test_a_network_and_what_wraps_it_take_turns_and_others_do_not_wait(network, 
             order.append("first")
         waiting.result(10)
     assert order == ["first", "second"]
+
+
+def test_threads_that_wait_for_each_others_networks_are_told_and_do_not_hang():
+    one, other = stirred(small_dit()), stirred(small_dit())
+    plain = [wherefrom.Denoiser(network, EDM) for network in (one, other)]
+
+    def guided(network: nn.Module, by: wherefrom.Denoiser) -> wherefrom.Denoiser:
+        def call(mine: nn.Module, x: Tensor, sigma: Tensor, cond: Any) -> Tensor:
+            return 2 * mine(x, sigma) - by(x, sigma)
+
+        return wherefrom.Denoiser(network, EDM, call=call)
+
+    pair = [guided(one, plain[1]), guided(other, plain[0])]
+    expected = [denoiser(queries(0), 1.0) for denoiser in pair]
+
+    said: list[str] = []
+    found: list[tuple[int, Tensor]] = []
+
+    def work(number: int) -> None:
+        for _ in range(30):
+            try:
+                found.append((number % 2, pair[number % 2](queries(0), 1.0)))
+            except wherefrom.WherefromError as error:
+                said.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(found) + len(said) == 120
+    assert all("the other waits for" in sentence for sentence in said)
+    for which, output in found:
+        torch.testing.assert_close(output, expected[which])
+    assert all(module.training for module in (*one.modules(), *other.modules()))

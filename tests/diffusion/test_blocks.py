@@ -240,3 +240,34 @@ def test_the_prompt_is_not_taken_for_the_image(use: Callable[..., Any]) -> None:
     with pytest.raises(wherefrom.WherefromError, match=r"blocks\.0, blocks\.1 is the same"):
         use(wherefrom.Denoiser(network, EDM), x, cond)
     use(wherefrom.Denoiser(network, EDM, blocks={"blocks.*": 1}), x, cond)
+
+
+class Untrained(nn.Module):
+    """A branch that begins at zero and is added outside of the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        nn.init.zeros_(self.two.weight)
+        nn.init.zeros_(self.two.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.tanh(self.one(x)))
+
+
+class Branches(Pictures):
+    def __init__(self) -> None:
+        super().__init__(ORDERS["image first"])
+        self.blocks = nn.ModuleList([Untrained(), Untrained()])
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        image = self.patchify(x.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).flatten(1, 3))
+        for block in self.blocks:
+            image = image + block(image)
+        grid = self.unpatchify(image).unflatten(1, (1, 4, 4)).unflatten(4, (2, 2))
+        return grid.transpose(3, 4).flatten(4, 5).flatten(2, 3)
+
+
+def test_a_branch_that_begins_at_zero_is_no_prompt():
+    denoiser = wherefrom.Denoiser(Branches(), EDM)
+    assert Taps(denoiser, (1, 8, 8)).shapes(torch.randn(2, 1, 8, 8), None) == [(16, WIDTH)]

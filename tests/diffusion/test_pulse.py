@@ -364,3 +364,43 @@ def test_summed_in_groups_it_sees_the_same(monkeypatch, group):
             taken.check()
         parameter.data.copy_(before)
     taken.check()
+
+
+class Cached(nn.Module):
+    """Tables for every batch size, which a pass adds to where no setting shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rope = nn.Linear(8, 8), nn.Module()
+        self.rope.table, self.seen = {}, []
+        self.layer.register_forward_hook(lambda m, a, output: self.seen.append(output.detach()))
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        table: dict[int, Tensor] = self.rope.table
+        if len(x) not in table:
+            table[len(x)] = torch.zeros(len(x), 1, 1, 1)
+        return self.layer(x + table[len(x)])
+
+
+def test_what_passes_add_to_is_no_change_of_the_users():
+    denoiser = wherefrom.Denoiser(Cached(), wherefrom.EDM())
+    draws = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count=2)
+    tid = wherefrom.TID(denoiser, draws).fit(Noise(7), batch_size=4)
+    for size in (1, 2, 5):
+        tid.scores(Noise(size).x, Noise(7), batch_size=size)
+    denoiser.network.layer.weight.data.add_(1)
+    with pytest.raises(wherefrom.WherefromError, match=r"has changed.*layer\.weight"):
+        tid.scores(Noise(1).x, Noise(7))
+
+
+def test_tensors_of_any_make_are_taken():
+    network = nn.Linear(8, 8)
+    network.register_buffer("operator", torch.eye(8).to_sparse())
+    network.register_buffer("phases", torch.randn(8, dtype=torch.complex64).conj())
+    taken = Pulse(network, "this was made", "make it again")
+    before = network_identity(network)
+    taken.check()
+    network.phases = 2 * network.phases
+    assert network_identity(network) != before
+    with pytest.raises(wherefrom.WherefromError, match="phases"):
+        taken.check()

@@ -612,3 +612,26 @@ def test_conditions_with_a_history_train_as_those_without():
     one, other = trained(words), trained(words.detach())
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert encoder.weight.grad is None
+
+
+class Filtered(nn.Module):
+    """A network whose first parameter is complex, as Fourier filters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.ones(8, 5, dtype=torch.complex64))
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=8))
+
+
+def test_a_complex_parameter_makes_no_complex_images():
+    wherefrom.train(Filtered(), wherefrom.EDM(), Noise(8), steps=2, batch_size=4, lr=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_network_that_cannot_be_copied_is_refused_with_the_way_out():
+    network = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)))
+    with pytest.raises(wherefrom.WherefromError, match=r"parametrizations\.weight_norm"):
+        wherefrom.train(network, wherefrom.EDM(), Noise(8), steps=1, batch_size=4, lr=1e-3)

@@ -183,6 +183,8 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "rows in chunks of any images": (lambda: Net(f.InChunks()), "middle.layer was called 2 times"),
     "a vector that no batch has": (lambda: Net(f.Bare()), "middle.layer saw .6,.*told apart"),
     "a checkpoint that only a text enters": (lambda: _CheckpointedText(), "checkpointing off"),
+    "a layer inside vmap": (through(lambda layer, x: torch.vmap(layer)(x)),
+                            "middle.layer runs inside torch.vmap"),
     "images that see each other": (lambda: Net(f.Mixing()), "depends on the other images"),
     "chance": (lambda: Net(f.Chance()), "or on chance"),
 }  # fmt: skip

@@ -33,8 +33,9 @@ def architecture(network: nn.Module) -> str:
 
 def network_identity(network: nn.Module) -> dict[str, str]:
     """All that a network's output depends on: its class, its settings and its weights."""
-    saved = dict(network.state_dict())
-    tables = {name: one for name, one in tensors_of(network).items() if name not in saved}
+    everything, state = tensors_of(network), network.state_dict()
+    saved = {name: everything[name] for name in state}
+    tables = {name: one for name, one in everything.items() if name not in state}
     summaries = {name: _summary(tables[name]) for name in sorted(tables)}
     return {
         "network": type(network).__name__,
@@ -64,7 +65,10 @@ def tensors_of(network: nn.Module) -> dict[str, Any]:
     """What a state dict has, and by name the other tensors: buffers that are not saved, and tensors
     that are set on modules, alone or in lists, tuples and dicts; caches of `forward` are none.
     """
-    found = dict(network.state_dict())
+    found: dict[str, Any] = {}
+    for name, value in network.state_dict().items():
+        tensors = dict(_tensors(name, value))
+        found |= tensors or {name: value}
     for name, module in network.named_modules():
         left_out = _set_in_use(module.__class__, "forward")
         buffers = {key: one for key, one in module._buffers.items() if one is not None}
@@ -81,8 +85,9 @@ def tensors_of(network: nn.Module) -> dict[str, Any]:
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors in a value, by name."""
     if isinstance(value, Tensor):
-        if value.layout == torch.strided and not value.is_meta and not value.is_quantized:
-            yield name, value
+        if not value.is_meta and not value.is_quantized:
+            dense = value if value.layout == torch.strided else value.to_dense()
+            yield name, dense.detach().resolve_conj().resolve_neg()
     elif isinstance(value, Mapping) and not name.rpartition(".")[2].startswith("_"):
         for key, one in value.items():
             yield from _tensors(f"{name}.{key}", one)

@@ -49,7 +49,7 @@ class Pulse:
             return
         noted = _NOTED.get(self._network, set())
         different = _different(self._before, _taken(self._network))
-        changed = [name for name in different if name not in noted]
+        changed = [name for name in different if not {name, name.rpartition(".")[0]} & noted]
         if changed:
             several = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise WherefromError(
@@ -77,8 +77,13 @@ def noting(network: nn.Module) -> Iterator[None]:
     """Around a pass by the library: what it changes beside parameters is no change to any pulse."""
     before = _taken(network)
     yield
+    now = _taken(network)
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-    changed = set(_different(before, _taken(network))) - parameters
+    changed = set(_different(before, now)) - parameters
+    # what came or went is of a list or a dict, to which the next pass may add
+    modules = {name for name, _ in network.named_modules()}
+    grown = {name.rpartition(".")[0] for name in changed if (name in before) != (name in now)}
+    changed |= grown - modules
     if changed:
         _NOTED.setdefault(network, set()).update(changed)
 

@@ -134,7 +134,10 @@ class Run(ABC):
         self.device, self.dtype = device, dtype
         learning = [parameter for parameter in trained if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            learning, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
+            learning,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            fused=all(parameter.is_floating_point() for parameter in learning),
         )
         self._trained, self._averaged = list(trained), list(averaged)
         self._generator = torch.Generator(device=device)

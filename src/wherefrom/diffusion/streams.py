@@ -86,7 +86,9 @@ class Taps:
         blind = [
             name
             for name, made in mine.items()
-            if len(made) == len(others.get(name, ())) and all(map(torch.equal, made, others[name]))
+            if len(made) == len(others.get(name, ()))
+            and all(map(torch.equal, made, others[name]))
+            and any(bool(one.any()) for one in made)  # what is zero has not learned anything yet
         ]
         if blind:
             raise WherefromError(

@@ -25,7 +25,7 @@ from ..data.items import Cond, Dataset, Viewed, length, map_cond
 from ..errors import WherefromError
 from ..running.modes import outside_inference
 from .batches import Feed, Order, device_of, kept_indices
-from .calling import Call, call_plainly, checked_output
+from .calling import Call, call_plainly, checked_output, dtype_of
 from .levels import check_learner
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
@@ -191,7 +191,7 @@ class _Together(Run):
         call: Call,
         device: torch.device,
     ) -> None:
-        dtype = next(network.parameters()).dtype
+        dtype = dtype_of(network)
         trained, averaged = list(model.values), list(average.values)
         super().__init__(model, trained, averaged, process, settings, device, dtype)
         self._stack = model

@@ -22,7 +22,7 @@ from ..data.items import Cond, Dataset, length
 from ..errors import WherefromError
 from ..running.modes import outside_inference
 from .batches import Feed, Order, device_of, kept_indices
-from .calling import Call, call_identity, call_plainly, checked_output
+from .calling import Call, call_identity, call_plainly, checked_output, dtype_of
 from .levels import check_learner
 from .process import Process
 from .run import Noised, Run, Settings, run_steps
@@ -87,7 +87,7 @@ def train(
     check_enough(kept, count, batch_size)
     device = device_of(network)
     with turn(network):  # while somebody evaluates it, its flags are not its own
-        model, average = copy.deepcopy(network).train(), copy.deepcopy(network).eval()
+        model, average = copied(network).train(), copied(network).eval()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WherefromError(f"{type(network).__name__} has no parameter to train: all are frozen")
     forward = call or call_plainly
@@ -127,7 +127,7 @@ class _Alone(Run):
         device: torch.device,
     ) -> None:
         trained, averaged = list(model.parameters()), list(average.parameters())
-        super().__init__(model, trained, averaged, process, settings, device, trained[0].dtype)
+        super().__init__(model, trained, averaged, process, settings, device, dtype_of(model))
         self._average, self._call, self._forward = average, call, forward
 
     def check(self, noised: Noised, cond: Cond) -> None:
@@ -164,6 +164,19 @@ def start_identity(network: nn.Module, process: Process, call: Call | None) -> d
         "process": fingerprint(process),
         "call": call_identity(call),
     }
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """A copy of a network, or the sentence for one that cannot be copied."""
+    try:
+        return copy.deepcopy(network)
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise WherefromError(
+            f"{type(network).__name__} holds a tensor with a history and cannot be copied, as "
+            "torch.nn.utils.weight_norm leaves it: use torch.nn.utils.parametrizations.weight_norm"
+        ) from error
 
 
 def resumed(checkpoint: Checkpoint, steps: int) -> int:

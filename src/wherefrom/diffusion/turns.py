@@ -11,13 +11,56 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
-_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-_MAKING = threading.Lock()
+from ..errors import WherefromError
+
+
+class _Lock:
+    """A lock that its thread may take again, and that knows who has it."""
+
+    def __init__(self) -> None:
+        self._lock, self.owner, self._times = threading.RLock(), 0, 0
+
+    def take(self) -> None:
+        """Wait for it; refused where the thread that has it waits for this one."""
+        mine = threading.get_ident()
+        with _KNOWING:
+            if self._lock.acquire(blocking=False):
+                self.owner, self._times = mine, self._times + 1
+                return
+            other = self.owner
+            while other in _WAITING and other != mine:
+                other = _WAITING[other].owner
+            if other == mine:
+                raise WherefromError(
+                    "two threads each hold a network that the other waits for, as where two "
+                    "denoisers evaluate each other's networks in their call=: let one thread do "
+                    "both"
+                )
+            _WAITING[mine] = self
+        try:
+            self._lock.acquire()
+        finally:  # Ctrl-C may end the waiting
+            with _KNOWING:
+                del _WAITING[mine]
+        with _KNOWING:
+            self.owner, self._times = mine, self._times + 1
+
+    def give(self) -> None:
+        """Let others have it."""
+        with _KNOWING:
+            self._times -= 1
+            if self._times == 0:
+                self.owner = 0  # nobody's: a thread has no such number
+            self._lock.release()
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, _Lock] = WeakKeyDictionary()
+_WAITING: dict[int, _Lock] = {}  # by thread
+_KNOWING = threading.Lock()  # who has and who waits
 
 
 @contextlib.contextmanager
@@ -26,13 +69,15 @@ def turn(network: nn.Module) -> Iterator[None]:
     that has it may take it again.
     """
     holders = [module for module in network.modules() if module._parameters] or [network]
-    with _MAKING:
-        locks = [
-            _LOCKS.setdefault(holder, threading.RLock())
-            # in one order everywhere, so that no two wait for each other
-            for holder in sorted(holders, key=id)
-        ]
-    with contextlib.ExitStack() as taken:
+    with _KNOWING:
+        # in one order everywhere, so that no two wait for each other, unless they hold others
+        locks = [_LOCKS.setdefault(holder, _Lock()) for holder in sorted(holders, key=id)]
+    taken: list[_Lock] = []
+    try:
         for lock in locks:
-            taken.enter_context(lock)
+            lock.take()
+            taken.append(lock)
         yield
+    finally:
+        for lock in reversed(taken):
+            lock.give()

@@ -180,6 +180,11 @@ def _first_pass(denoiser: Denoiser, batch: Batch) -> tuple[Tensor, dict[Place, _
                     f"layer {name} returns {type(output).__name__} and not a tensor: register its "
                     f"kind with wherefrom.layer_kind, or leave it out with exclude=[{name!r}]"
                 )
+            if torch._C._functorch.is_batchedtensor(output):
+                raise WherefromError(
+                    f"layer {name} runs inside torch.vmap, where its images cannot be followed: "
+                    f"leave it out with exclude=[{name!r}]"
+                )
             x = given(name, arguments, named)
             call = _Seen(name, module, (x.shape, output.shape), trace(x), x.dtype)
             seen[layer, counts[layer]] = call
