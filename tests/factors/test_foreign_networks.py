@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations
 import foreign as f
 import wherefrom
 from foreign import EDM, WIDTH, Items, Net, Through, kernels_by_autograd, seeded
+from wherefrom.factors import capture
 
 Make = Callable[[], nn.Module]
 
@@ -400,3 +401,16 @@ def test_gradients_that_a_user_has_stay_theirs():
     for parameter in network.parameters():
         assert torch.equal(parameter.grad, torch.ones_like(parameter))
         assert not parameter._post_accumulate_grad_hooks
+
+
+def test_many_noise_levels_are_not_all_looked_at(monkeypatch):
+    monkeypatch.setattr(capture, "_LEVELS", 3)
+    tid = wherefrom.TID(wherefrom.Denoiser(seeded(Net), EDM), draws(), curvature="identity")
+    tid.fit(Items(range(4)))
+    x, seen = Items(range(4)).x, []
+    for level in range(1, 9):
+        draw = wherefrom.Draw(torch.tensor(float(level)), draws()[0].noise)
+        handle = tid.denoiser.network.register_forward_hook(lambda *_: seen.append(1))
+        tid.pairwise(x, draw)
+        handle.remove()
+    assert len(seen) == 3 * 5 + 5 * 1

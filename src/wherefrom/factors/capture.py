@@ -8,6 +8,7 @@ output and the gradient taken with respect to the zeros, all in one graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -29,6 +30,7 @@ from .sight import IMAGES, Batch, Place, Sight, Traces, look, noise_like, trace,
 
 Consume = Callable[[Part, Factors], None]
 Cotangent = Callable[[Tensor], Tensor]  # of the output: what is back-propagated from it
+_LEVELS = 256  # noise levels that are looked at
 _LOOKS = 8  # batches among which three unlike conditions are looked for
 
 Received = Callable[[str, Calls], None]  # a layer whose gradients are all there
@@ -110,8 +112,7 @@ class Capture:
         """How the network uses its layers on batches like this one, looked at the first time: for
         every noise level, and until three conditions that are unlike have been seen together.
         """
-        level = "each its own" if sigma.ndim else float(sigma)
-        key = (x_sigma.shape[1:], level, _structure(cond))
+        key = self._key(x_sigma, sigma, cond)
         known, kinds, looks = self._sights.get(key, (None, 0, 0))
         if known is not None and (cond is None or kinds == IMAGES or looks == _LOOKS):
             return known
@@ -136,6 +137,17 @@ class Capture:
             self.denoiser.ran(set(known.counts))
         self._sights[key] = (known, max(kinds, found), looks + 1)
         return known
+
+    def _key(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> tuple[Any, ...]:
+        """What a batch looks like: its noise level, or the nearest of those known once there are
+        many, and the make of its images and conditions.
+        """
+        level = math.inf if sigma.ndim else float(sigma)  # infinite: each image has its own
+        like = (x_sigma.shape[1:], _structure(cond))
+        known = [key[0] for key in self._sights if key[1:] == like and math.isfinite(key[0])]
+        if math.isfinite(level) and level not in known and len(known) >= _LEVELS:
+            level = min(known, key=lambda one: abs(one - level))
+        return (level, *like)
 
     def _compare(self, sight: Sight, batch: Batch) -> None:
         """Refuse layers whose factors do not give the gradients of their parameters."""
