@@ -414,3 +414,12 @@ def test_many_noise_levels_are_not_all_looked_at(monkeypatch):
         tid.pairwise(x, draw)
         handle.remove()
     assert len(seen) == 3 * 5 + 5 * 1
+
+
+def test_a_bf16_network_takes_conditions_of_float32_and_scores_as_in_float64():
+    train, queries = Items(range(12), text=True), Items([20, 21], text=True)
+    expected = scores(wherefrom.Denoiser(seeded(f.Text), EDM), queries, train)
+    for items in (train, queries):
+        items.x, items.words = items.x.float(), items.words.float()
+    found = scores(wherefrom.Denoiser(seeded(f.Text).bfloat16(), EDM), queries, train)
+    torch.testing.assert_close(found, expected, rtol=0.15, atol=0)
