@@ -263,7 +263,7 @@ def test_in_a_network_without_them_the_weights_of_all_tracked_layers_are_trained
 
 def test_parameters_are_named_by_patterns(trained):
     assert MUCS(
-        trained, drawn(trained), parameters=["blocks.*.attention.*", "last.weight"]
+        trained, drawn(trained), parameters=["blocks.*.attention.**", "last.weight"]
     ).parameters == (
         *(
             f"blocks.{n}.attention.{part}"

@@ -150,7 +150,8 @@ class Encoder(Attributor):
         if self._pulse is not None:
             self._pulse.check()
         x, cond = read_queries(queries, item_shape(dataset))
-        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset), self.conditional)
+        training = Manner.of_dataset(dataset) if self._store is None else self._store.manner
+        say_misfit(Manner.of(x, cond), training, self.conditional)
         groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
         parts = [
             self._embed(x[some], cond_rows(cond, some), range(len(x))[some], "query")

@@ -165,7 +165,7 @@ class ProjectedGradients(Attributor):
         assert self._pulse is not None
         self._pulse.check()
         x, cond = self._probe.queries(queries)
-        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
+        say_misfit(Manner.of(x, cond), self._fitted().manner)
         with self.denoiser.frozen():
             groups = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
             parts = [

@@ -55,7 +55,7 @@ class MUCS(Attributor):
             has learned nothing.
         share: of the draws, rounded up: of 142 draws the first 100, from sigma 80 down to 0.31
             under EDM.
-        parameters: names or shell patterns of the parameters to train; None: the weight matrices of
+        parameters: names or patterns of the parameters to train; None: the weight matrices of
             the MLPs and of the embedding of the condition, or, where a network has no module of
             such a name, the weights of all tracked layers.
         max_steps: after which unlearning stops with a warning.
@@ -115,7 +115,7 @@ class MUCS(Attributor):
         kept = VectorStore.build("table of losses", dataset, make, width, identity, folder, **how)
         table = torch.cat([part for _, part in kept.rows()])  # [N, K + 1]
         null = null_loss(self.denoiser.process, float(table[:, -1].double().mean()))
-        self._fitted = _Fitted(table[:, :-1], null, kept.data, identity, place, pulse)
+        self._fitted = _Fitted(table[:, :-1], null, kept.data, kept.manner, identity, place, pulse)
         return self
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
@@ -129,7 +129,7 @@ class MUCS(Attributor):
         check_same_data("MUCS", fitted.data, dataset)
         fitted.pulse.check()
         x, cond = read_queries(queries, self.draws.shape)
-        say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
+        say_misfit(Manner.of(x, cond), fitted.manner)
         return self._skews(fitted, x, cond, dataset, batch_size)
 
     @property
@@ -246,18 +246,18 @@ class MUCS(Attributor):
         """The copy's losses of images x [B, C, H, W] at all draws used: [B, K], float32, on the
         device.
         """
-        like, draws = next(self._twin.network.parameters()), len(self._sigmas)
+        draws = len(self._sigmas)
         x, cond = self._twin.placed(x, cond)
         self._levels.check(x, cond)
-        noises = self._noises.to(like.device, like.dtype)
+        noises = self._noises.to(x)
 
         def chunk(places: Tensor) -> Tensor:
-            item, draw = (places // draws).to(like.device, non_blocking=True), places % draws
-            noise = noises[draw.to(like.device, non_blocking=True)]
+            item, draw = (places // draws).to(x.device, non_blocking=True), places % draws
+            noise = noises[draw.to(x.device, non_blocking=True)]
             denoiser = self._compiled if self._fast and len(places) == _CHUNK else self._twin
             with (
                 denoiser.frozen(),
-                torch.autocast(like.device.type, torch.bfloat16, enabled=like.is_cuda),
+                torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda),
             ):
                 own = map_cond(cond, lambda value: value[item])
                 return losses(denoiser, x[item], self._sigmas[draw], noise, own).float()
@@ -273,6 +273,7 @@ class _Fitted:
     losses: Tensor  # [N, K]: the original network's
     null: float  # the loss of a network that has learned nothing
     data: str  # fingerprint of the data set
+    manner: Manner  # what its items look like
     identity: dict[str, Any]  # what the losses depend on
     store: Path | None
     pulse: Pulse

@@ -8,12 +8,10 @@ interruption change anything.
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +24,7 @@ from ..diffusion.loss import image_losses
 from ..diffusion.process import Process
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError, number, whole
+from ..layers.discovery import meant
 from ..running.progress import bar
 
 _MLPS = {
@@ -93,8 +92,8 @@ def losses(denoiser: Denoiser, x: Tensor, sigma: Tensor, noise: Tensor, cond: Co
 
 
 def chosen_parameters(denoiser: Denoiser, patterns: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the parameters to train: those that names or shell patterns mean, or by default
-    the weights of the MLPs.
+    """The names of the parameters to train: those that names or patterns mean, or by default the
+    weights of the MLPs.
 
     The default is the weight matrices of the blocks' MLPs and of the embedding of the condition,
     found by the names they have in wherefrom's DiT, timm and diffusers; in a network that calls
@@ -108,19 +107,7 @@ def chosen_parameters(denoiser: Denoiser, patterns: Sequence[str] | None) -> tup
         mlps = any(_MLPS & set(name.split(".")) for name in inside)
         weights = {f"{layer}.weight" for layer in (inside if mlps else denoiser.layers)}
         return tuple(name for name in names if name in weights)
-    if isinstance(patterns, str):
-        raise WherefromError(f"parameters is a list of names: write parameters=[{patterns!r}]")
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, n=3)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise WherefromError(
-                f"parameters names {pattern!r}, which matches nothing in "
-                f"{type(network).__name__}{hint}"
-            )
-    if not patterns:
-        raise WherefromError("parameters is an empty list: name at least one, or leave it out")
-    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+    return tuple(meant(patterns, names, "parameters", type(network).__name__))
 
 
 def unlearn(

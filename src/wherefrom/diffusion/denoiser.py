@@ -121,7 +121,8 @@ class Denoiser:
             self.idle = () if layers is not None else frozen_layers(network)
         self._layers = chosen
         self.chosen = layers is not None or exclude is not None  # what is tracked, by the caller
-        self._frozen = self._noted = False
+        self._frozen_by = 0  # the thread, if any
+        self._noted = False
         self._ran: set[str] | None = None  # layers that took part in a pass
         self._watchers: list[tuple[int, Watcher]] = []
 
@@ -248,16 +249,16 @@ class Denoiser:
         """This thread's turn at the network: evaluation mode and no parameter gradients inside; on
         leaving, everything is what it was.
         """
+        if self._frozen_by == threading.get_ident():
+            yield
+            return
         with turn(self.network):
-            if self._frozen:
-                yield
-                return
             modes = [(module, module.training) for module in self.network.modules()]
             flags = [(one, one.requires_grad) for one in self.network.parameters()]
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices):
                 try:
-                    self._frozen = True
+                    self._frozen_by = threading.get_ident()
                     for module, _ in modes:
                         module.training = False
                     for parameter, _ in flags:
@@ -269,7 +270,7 @@ class Denoiser:
                         raise
                     raise said from error
                 finally:
-                    self._frozen = False
+                    self._frozen_by = 0
                     for module, mode in modes:
                         module.training = mode
                     for parameter, flag in flags:

@@ -22,8 +22,8 @@ from ..data.items import Cond
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError
+from ..layers.foreign import believed, none_of_its_kind
 from ..layers.kinds import Factors, LayerKind, Part, kind_of
-from ..layers.verify import believed, none_of_its_kind
 from .calls import Calls, batch_first, given, hooked, unfolded
 from .checked import Checked
 from .sight import IMAGES, Batch, Place, Sight, Traces, look, noise_like, trace, unlike

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..diffusion.denoiser import Denoiser
+from ..layers.foreign import none_of_its_kind
 from ..layers.kinds import Factors, Part, own_parameters
-from ..layers.verify import none_of_its_kind
 from .sight import Batch, rounding
 
 

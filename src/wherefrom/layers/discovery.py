@@ -182,32 +182,12 @@ def _holds(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
 
 
 def named(network: nn.Module, patterns: Sequence[str], what: str) -> dict[str, str]:
-    """The modules that a list of names or patterns means, in the network's order, each with the
-    pattern that named it first; each pattern means at least one.
-
-    In a pattern `*` stops at dots and `**` crosses them: 'blocks.*' are the blocks,
-    'blocks.**' is all that is in them.
+    """The modules that a list of names or patterns means; see `meant`. Of layers, patterns mean
+    those that can be tracked, and a name of any other is refused.
     """
-    if isinstance(patterns, str):
-        raise WherefromError(f"{what} is a list of names: write {what}=[{patterns!r}]")
-    if not patterns:
-        raise WherefromError(f"{what} is an empty list: name at least one module, or leave it out")
     modules = {name: module for name, module in network.named_modules() if name}
-    names = list(modules)
-    chosen: dict[str, str] = {}
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise WherefromError(f"{what} is a list of names, and {pattern!r} is none")
-        found = [name for name in names if matches(name, pattern)]
-        if what == "layers" and any(character in pattern for character in "*?["):
-            found = [name for name in found if kind_of(modules[name])]
-        if not found:
-            raise WherefromError(
-                f"{what} names {pattern!r}, which matches nothing in "
-                f"{type(network).__name__}{_hint(pattern, names)}"
-            )
-        for name in found:
-            chosen.setdefault(name, pattern)
+    tracked = [name for name in modules if what != "layers" or kind_of(modules[name])]
+    chosen = meant(patterns, list(modules), what, type(network).__name__, tracked)
     for name in chosen:
         if what == "layers" and not kind_of(modules[name]):
             kind = type(modules[name]).__name__
@@ -215,6 +195,46 @@ def named(network: nn.Module, patterns: Sequence[str], what: str) -> dict[str, s
                 f"layers names {name!r}, a {kind}: only linears, convolutions, norms and kinds "
                 "registered with wherefrom.layer_kind can be tracked"
             )
+    return chosen
+
+
+def meant(
+    patterns: Sequence[str],
+    names: Sequence[str],
+    what: str,
+    of: str,
+    of_patterns: Sequence[str] | None = None,
+) -> dict[str, str]:
+    """Those of some names that a list of names or patterns means, in their order, each with the
+    pattern that named it first; each pattern means at least one.
+
+    In a pattern `*` stops at dots and `**` crosses them: 'blocks.*' are the blocks,
+    'blocks.**' is all that is in them.
+
+    Args:
+        patterns: the list.
+        names: that there are.
+        what: what the list is called.
+        of: what the names are of.
+        of_patterns: those among them that a pattern can mean; None: all.
+    """
+    if isinstance(patterns, str):
+        raise WherefromError(f"{what} is a list of names: write {what}=[{patterns!r}]")
+    if not patterns:
+        raise WherefromError(f"{what} is an empty list: name at least one, or leave it out")
+    chosen: dict[str, str] = {}
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise WherefromError(f"{what} is a list of names, and {pattern!r} is none")
+        wild = of_patterns is not None and any(character in pattern for character in "*?[")
+        among = of_patterns if wild and of_patterns is not None else names
+        found = [name for name in among if matches(name, pattern)]
+        if not found:
+            raise WherefromError(
+                f"{what} names {pattern!r}, which matches nothing in {of}{_hint(pattern, names)}"
+            )
+        for name in found:
+            chosen.setdefault(name, pattern)
     return {name: chosen[name] for name in names if name in chosen}
 
 

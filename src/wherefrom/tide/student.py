@@ -107,15 +107,15 @@ class TIDE(Attributor):
         self._pulse.check()
         self.draws.check_shape(tuple(x.shape[1:]), "the batch")
         chosen = torch.arange(len(self.draws)) if draws is None else torch.as_tensor(list(draws))
-        like, count = next(self.denoiser.network.parameters()), len(x)
+        count = len(x)
         x, cond = self.denoiser.placed(x, cond)
         if count == 0:
             raise WherefromError("there are no images to embed: give at least one")
         self._levels.check(x, cond)
 
         def chunk(some: Tensor) -> Tensor:
-            item, draw = (some % count).to(like.device, non_blocking=True), chosen[some // count]
-            noise = self.draws.noises[draw].to(like.dtype).to(like.device, non_blocking=True)
+            item, draw = (some % count).to(x.device, non_blocking=True), chosen[some // count]
+            noise = self.draws.noises[draw].to(x.dtype).to(x.device, non_blocking=True)
             sigma = self.draws.sigmas[draw]
             x_sigma = self.denoiser.process.add_noise(x[item], sigma, noise)
             return self._embedded(x_sigma, sigma, map_cond(cond, lambda value: value[item]))
