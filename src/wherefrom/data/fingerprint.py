@@ -40,10 +40,11 @@ def data_fingerprint(dataset: Dataset) -> str:
 
     A data set that has `fingerprint()` is asked: it gives a string that is another one whenever any
     item is. Otherwise all items are read and their content hashed, once for a live object and
-    process: as long as one pass over the data takes, and hashing its bytes. Content that is changed in place under a live object is seen where the
-    object holds it as tensors, or as arrays of up to 16 MiB in all, 16,384 at most, also in lists,
-    tuples and dicts. Not seen are changes of more arrays, of tensors past their version counter
-    beyond as much, of anything beyond 100,000 tensors and arrays, and of what other objects hold.
+    process: as long as one pass over the data takes, and hashing its bytes. Content that is changed
+    in place under a live object is seen where the object holds it as tensors, or as arrays of up to
+    16 MiB in all, 16,384 at most, also in lists, tuples and dicts. Not seen are changes of more
+    arrays, of tensors past their version counter beyond as much, of anything beyond 100,000 tensors
+    and arrays, and of what other objects hold.
     """
     count = length(dataset)
     own = _own(dataset)
