@@ -44,7 +44,7 @@ $(READY): pyproject.toml constraints.txt
 # without dependencies: kronfluence declares a torchvision that it never imports and that, unless
 # pinned too, replaces torch; torchmetrics is only compared with
 	$(RUN)python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
-		kronfluence einconv einops opt_einsum torchmetrics lightning-utilities
+		kronfluence einconv einops opt_einsum torchmetrics lightning-utilities torchsde trampoline
 	@touch $(READY)
 
 clean:

@@ -204,19 +204,20 @@ class Bank:
         return torch.cat([scores for _, scores in found], 1)
 
     def trace(
-        self, denoiser: Denoiser, top_k: int = 8, aligned: bool = True
+        self, source: Denoiser | Any, top_k: int = 8, aligned: bool = True
     ) -> AbstractContextManager[Trace]:
         """Attribute images while they are generated: `with bank.trace(denoiser) as trace:
-        wherefrom.sample(denoiser, noise)`.
+        wherefrom.sample(denoiser, noise)`, or `with bank.trace(pipe) as trace: pipe(prompts)`.
 
         Args:
-            denoiser: the model, the one that the bank was made with.
+            source: the model that the bank was made with: its denoiser, or the diffusers pipeline
+                that `from_pipeline` made it of, with whatever scheduler it now has.
             top_k: how many training items an image gets.
-            aligned: compare the image at the bank's own draws as soon as it has settled, which
-                takes M evaluations of the network in one batch; False: only the sampler's own
-                evaluations, which rank less exactly.
+            aligned: compare the image at the bank's own draws as soon as it has settled, or when
+                the pipeline has made it, which takes M evaluations of the network in one batch;
+                False: only the sampler's own evaluations, which rank less exactly.
         """
-        return traced(self.as_it_is(), denoiser, top_k, aligned)
+        return traced(self.as_it_is(), source, top_k, aligned)
 
     def approximate(
         self,

@@ -2,19 +2,20 @@
 there when the image is.
 
 A sampler's states hold its own noise, not the bank's. So once the image has settled, its current
-estimate is compared at the bank's own draws; what the states themselves say is kept step by step,
-by noise level.
+estimate is compared at the bank's own draws, and of a pipeline what it has made; what the states
+themselves say is kept step by step, by noise level.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from ..adapters.following import Evaluation, following
 from ..attribution.result import Attribution
 from ..attribution.top import both_ends, check_top_k
 from ..data.conditions import Cond, cond_form, form_words
@@ -87,7 +88,7 @@ class Trace:
     def __init__(self, bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> None:
         self.by_step: list[Step] = []  # noisiest first
         self._bank, self._denoiser, self._top_k, self._aligned = bank, denoiser, top_k, aligned
-        self._taps = Taps(denoiser, bank.student.draws.shape)
+        self._shape = bank.student.draws.shape
         self._levels = denoiser.process.noise_level(bank.student.draws.sigmas).log()  # [M]
         self._last: Tensor | None = None  # what the network was evaluated at last
         self._sigma: float | None = None
@@ -102,51 +103,80 @@ class Trace:
         """The most and the least influential training items of the generated images."""
         if self._hits is None:
             raise WherefromError(
-                "nothing was generated inside this trace: call wherefrom.sample within the "
-                "with-block"
+                "nothing was generated inside this trace: generate within the with-block, and "
+                "look at hits when it is over"
             )
         return self._hits
 
     @contextmanager
-    def following(self) -> Iterator[None]:
+    def sampling(self) -> Iterator[None]:
         """Inside, every evaluation of the denoiser is followed."""
-        with ExitStack() as stack:
-            stack.enter_context(listening(self._taps))
-            stack.enter_context(self._denoiser.watched(self._seen))
-            yield
-            self._close_level()
-            if self._hits is None and self._total is not None:
-                draws = [draw for step in self.by_step for draw in step.hits.about[_DRAWS]]
-                self._hits = self._ranked(self._total / len(self.by_step), draws)
+        taps = Taps(self._denoiser, self._shape)
 
-    def _seen(self, x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor) -> None:
-        streams, self._taps.streams = self._taps.streams, []
+        def watcher(x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor) -> None:
+            streams, taps.streams = taps.streams, []
+            self._sampled(x_sigma, sigma, cond, output, streams)
+            taps.streams = []  # embedding evaluated the network too
+
+        with listening(taps), self._denoiser.watched(watcher):
+            yield
+            self._over()
+
+    @contextmanager
+    def generating(self, pipe: Any) -> Iterator[None]:
+        """Inside, a pipeline's own evaluations of the network are followed."""
+        with following(pipe, self._denoiser, self._shape, self._generated) as followed:
+            yield
+        made = followed.finished
+        if self._aligned and made is not None:
+            vectors = self._bank.student.embed(made.latents, made.cond)
+            self._hits = self._bank.nearest(vectors, self._top_k)
+        self._over()
+
+    def _generated(self, evaluation: Evaluation) -> None:
+        self._seen(*evaluation)
+
+    def _sampled(
+        self, x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor, streams: Streams
+    ) -> None:
         if x_sigma is self._last:
             return  # guidance asks again without the condition
-        if self._last is None and cond_form(cond) != self._bank.manner.cond:
-            say(
-                f"the images are generated with {form_words(cond_form(cond))}, the bank's items "
-                f"have {form_words(self._bank.manner.cond)}: give sample conditions as in training"
-            )
         self._last = x_sigma
         if sigma.ndim:
             raise WherefromError(
                 "a trace follows wherefrom.sample, where all images have one sigma at a time"
             )
+        noise_level = self._seen(sigma, cond, streams)
+        if self._aligned and self._hits is None and noise_level <= SETTLED:
+            estimate = self._denoiser.process.clean(output, x_sigma, sigma)
+            self._hits = self._bank.nearest(self._bank.student.embed(estimate, cond), self._top_k)
+
+    def _seen(self, sigma: Tensor, cond: Cond, streams: Streams) -> float:
+        """One evaluation of all images at a level; how much noise there was."""
+        if self._sigma is None and cond_form(cond) != self._bank.manner.cond:
+            say(
+                f"the images are generated with {form_words(cond_form(cond))}, the bank's items "
+                f"have {form_words(self._bank.manner.cond)}: generate with conditions as in "
+                "training"
+            )
         noise_level = float(self._denoiser.process.noise_level(sigma))
         if noise_level > self._level * (1 + 1e-6):
             raise WherefromError(
-                "a trace follows one call of sample: open another one for the next images"
+                "a trace follows one generation: open another one for the next images"
             )
         if noise_level < self._level * (1 - 1e-6):
             self._close_level()
         self._level, self._sigma = noise_level, float(sigma)
         self._nearest = int((self._levels - torch.tensor(noise_level).log()).abs().argmin())
         self._here.append(self._bank.at_draw(self._nearest, self._bank.student.vectors(streams)))
-        if self._aligned and self._hits is None and noise_level <= SETTLED:
-            estimate = self._denoiser.process.clean(output, x_sigma, sigma)
-            self._hits = self._bank.nearest(self._bank.student.embed(estimate, cond), self._top_k)
-            self._taps.streams = []  # embedding evaluated the network too
+        return noise_level
+
+    def _over(self) -> None:
+        """The generation is over: without a look at the image, its states say who mattered."""
+        self._close_level()
+        if self._hits is None and self._total is not None:
+            draws = [draw for step in self.by_step for draw in step.hits.about[_DRAWS]]
+            self._hits = self._ranked(self._total / len(self.by_step), draws)
 
     def _close_level(self) -> None:
         """The evaluations at one level are over: Heun has two at most."""
@@ -165,16 +195,21 @@ class Trace:
 
 
 @contextmanager
-def traced(bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> Iterator[Trace]:
+def traced(bank: Searched, source: Any, top_k: int, aligned: bool) -> Iterator[Trace]:
     """See `Bank.trace`."""
     check_top_k(top_k, len(bank))  # before anything is generated
     bank.student.check_unchanged()
     own = bank.student.denoiser
-    if denoiser.network is not own.network and denoiser.identity() != own.identity():
+    if not isinstance(source, Denoiser):
+        trace = Trace(bank, own, top_k, aligned)
+        with trace.generating(source):
+            yield trace
+        return
+    if source.network is not own.network and source.identity() != own.identity():
         raise WherefromError(
             "this denoiser's weights are not those that the bank was made with: trace with the "
             "bank's own model"
         )
-    trace = Trace(bank, denoiser, top_k, aligned)
-    with trace.following():
+    trace = Trace(bank, source, top_k, aligned)
+    with trace.sampling():
         yield trace

@@ -1,0 +1,1 @@
+"""Other people's models: diffusers pipelines, their schedulers, networks, latents and prompts."""

@@ -1,0 +1,169 @@
+"""A pipeline's own generation, followed: every call that it makes of its network and every step of
+its scheduler, in the words of the process.
+
+The network is heard by a hook, since only there are the noised latents, the timestep and the
+condition what they truly are; the scheduler's step has the guided output and what it makes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..data.items import Cond, cond_rows
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.streams import Streams, Taps, listening
+from ..errors import WherefromError
+from .architecture import Adapter
+from .scheduler import read_scheduler
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of the network, with one row for each image: of a guided one the rows that
+    have the condition.
+    """
+
+    sigma: Tensor  # []
+    cond: Cond
+    streams: Streams
+
+
+class Finished(NamedTuple):
+    """What was generated."""
+
+    latents: Tensor  # [B, C, H, W]
+    cond: Cond
+
+
+class Following:
+    """What a pipeline has done so far; `finished` is what its last step made."""
+
+    def __init__(self, denoiser: Denoiser, taps: Taps, shape: tuple[int, ...]) -> None:
+        assert isinstance(denoiser.call, Adapter)
+        self.finished: Finished | None = None
+        self._denoiser, self._adapter, self._taps, self._shape = denoiser, denoiser.call, taps, shape
+        self._call: tuple[Any, Mapping[str, Any], Streams] | None = None
+        self._thread = threading.get_ident()
+
+    def called(self, module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        """The network was evaluated; of several times before a step the first one counts, which is
+        the one with the condition.
+        """
+        if threading.get_ident() != self._thread:
+            return
+        streams, self._taps.streams = self._taps.streams, []
+        self._call = self._call or (args, dict(kwargs), streams)
+
+    def stepped(self, sample: Tensor, result: Tensor) -> Evaluation | None:
+        """The scheduler has made `result` of `sample`; None where the network had no part in it."""
+        call, self._call = self._call, None
+        if call is None:
+            return None
+        args, kwargs, streams = call
+        network, process = self._denoiser.network, self._denoiser.process
+        heard = self._adapter.heard(network, args, kwargs, self._shape)
+        batch = len(heard.x_sigma)
+        rows = self._rows(heard.x_sigma, heard.cond, len(sample))
+        streams = [stream[rows] for stream in self._taps.check(streams, batch)]
+        cond = cond_rows(heard.cond, rows)
+        result = result[rows] if len(result) == batch else result
+        packing = self._adapter.row.packing
+        latents = result if packing is None else packing.unpacked(network, result, self._shape)
+        self.finished = Finished(latents, cond)
+        # a sampler may begin where nothing of the image is left
+        low, high = process.range
+        return Evaluation(heard.sigma.clamp(low, high), cond, streams)
+
+    def _rows(self, x: Tensor, cond: Cond, images: int) -> slice:
+        """The rows of a call that have the images' own condition."""
+        batch, half = len(x), len(x) // 2
+        if self._adapter.row.guidance == "null last":  # the scheduler gets both halves
+            doubled = batch == 2 * half and torch.equal(x[:half], x[half:]) and self._null(cond, half)
+            return slice(0, half if doubled else batch)
+        if batch == images:
+            return slice(0, batch)
+        if batch == 2 * images:
+            return slice(images, batch)
+        raise WherefromError(
+            f"the pipeline evaluates {self._adapter.name} on {batch} rows for {images} images, and "
+            "which of them have the condition is not known: trace it without that kind of guidance"
+        )
+
+    def _null(self, cond: Cond, half: int) -> bool:
+        """Whether the second half of a batch has the class that stands for none."""
+        assert isinstance(cond, dict)
+        config: Any = self._denoiser.network.config
+        return bool((cond["class_labels"][half:] == config.num_embeds_ada_norm).all())
+
+
+def _network_of(pipe: Any, denoiser: Denoiser) -> None:
+    """Refuse a pipeline that does not generate with the denoiser's network and process."""
+    if not isinstance(denoiser.call, Adapter):
+        raise WherefromError(
+            "the bank's model was not made by wherefrom.from_pipeline, so how a pipeline calls it "
+            "is not known: trace wherefrom.sample with its denoiser"
+        )
+    if not hasattr(pipe, "components") or not hasattr(pipe, "scheduler"):
+        raise WherefromError(
+            f"a trace follows a denoiser or a diffusers pipeline, not {type(pipe).__name__}"
+        )
+    if not any(one is denoiser.network for one in pipe.components.values()):
+        raise WherefromError(
+            f"{type(pipe).__name__} does not generate with the network that the bank was made "
+            "with: trace the pipeline that the model was made of"
+        )
+    schedule = read_scheduler(pipe.scheduler)
+    if schedule != denoiser.call.schedule:
+        raise WherefromError(
+            f"the pipeline's {type(pipe.scheduler).__name__} is of another process than the "
+            "bank's model: use a scheduler with the same configuration"
+        )
+
+
+@contextlib.contextmanager
+def following(
+    pipe: Any,
+    denoiser: Denoiser,
+    shape: tuple[int, ...],
+    seen: Callable[[Evaluation], None],
+) -> Iterator[Following]:
+    """Inside, `seen` is told of every evaluation of the pipeline's network, at each step."""
+    _network_of(pipe, denoiser)
+    taps = Taps(denoiser, shape)
+    followed = Following(denoiser, taps, shape)
+    step = pipe.scheduler.step
+    signature = inspect.signature(step)
+
+    @functools.wraps(step)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        sample = signature.bind(*args, **kwargs).arguments["sample"]
+        made = result[0] if isinstance(result, tuple) else result.prev_sample
+        evaluation = followed.stepped(sample, made)
+        if evaluation is not None:
+            seen(evaluation)
+        return result
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listening(taps))
+        handle = denoiser.network.register_forward_hook(followed.called, with_kwargs=True)
+        stack.callback(handle.remove)
+        own = vars(pipe.scheduler).get("step")
+        stack.callback(_restored, pipe.scheduler, own)
+        pipe.scheduler.step = watched
+        yield followed
+
+
+def _restored(scheduler: Any, own: Any) -> None:
+    """A scheduler's step as it was: its class's, or one of its own."""
+    if own is None:
+        del scheduler.step
+    else:
+        scheduler.step = own

@@ -1,0 +1,155 @@
+"""Images, videos and sounds as the latents that a network was trained on, and prompts as its
+conditions: a pipeline's own encoders, frozen and deterministic.
+
+A latent is the mode of the VAE's posterior, shifted and scaled as the pipeline has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..artefacts.architecture import network_identity
+from ..artefacts.identity import fingerprint
+from ..data.items import Cond
+from ..errors import WherefromError
+from .architecture import Architecture
+
+
+class PipelineEncoder:
+    """The encoders of a pipeline.
+
+    Args:
+        pipe: the pipeline.
+        row: of its network.
+        shape: of the latents of one item.
+        pixels: the size of what is encoded: (height, width), (frames, height, width), (samples,).
+    """
+
+    def __init__(
+        self, pipe: Any, row: Architecture, shape: tuple[int, ...], pixels: tuple[int, ...]
+    ) -> None:
+        self._pipe, self._row, self._shape, self.pixels = pipe, row, shape, pixels
+        self.vae: nn.Module | None = getattr(pipe, "vae", None)
+        named = pipe.components.items()
+        modules = {name: one for name, one in named if isinstance(one, nn.Module)}
+        made = ("vae", "unet", "transformer", "safety_checker", "image_encoder")
+        self.encoders = {name: one for name, one in modules.items() if name not in made}
+
+    def identity(self) -> dict[str, Any]:
+        """What latents and conditions depend on."""
+        tokenizers = {
+            name: [type(one).__name__, fingerprint(repr(sorted(one.get_vocab().items())))]
+            for name, one in self._pipe.components.items()
+            if hasattr(one, "get_vocab")
+        }
+        return {
+            "pipeline": type(self._pipe).__name__,
+            "pixels": list(self.pixels),
+            "shape": list(self._shape),
+            "vae": None if self.vae is None else network_identity(self.vae),
+            "scaling": None if self.vae is None else repr(_scaling(self.vae)),
+            "texts": {name: network_identity(one) for name, one in self.encoders.items()},
+            "tokenizers": tokenizers,
+        }
+
+    @torch.no_grad()
+    def latents(self, x: Tensor) -> Tensor:
+        """Latents [B, C, h, w], float32 on the CPU, of images x [B, 3, H, W] in [-1, 1]."""
+        if self.vae is None:
+            return x.float().cpu()
+        mean, scale = _scaling(self.vae)
+        with _evaluating([self.vae]), _upcast(self.vae) as dtype:
+            device = next(self.vae.parameters()).device
+            z = _mode(self.vae.encode(x.to(device, dtype))).float().cpu()  # type: ignore[operator]
+        if tuple(z.shape[1:]) != self._shape:
+            raise WherefromError(
+                f"{type(self.vae).__name__} makes latents of {tuple(z.shape[1:])} of "
+                f"{tuple(x.shape[1:])}, the network takes {self._shape}: make the model with "
+                "from_pipeline(pipe, size=...) of the size that it was trained at"
+            )
+        across = (-1,) + (1,) * (z.ndim - 2)
+        return (z - mean.reshape(across)) * scale.reshape(across)
+
+    @torch.no_grad()
+    def conditions(self, texts: Sequence[Any]) -> Cond:
+        """The conditions of prompts, or of classes, one row each, on the CPU."""
+        if self._row.encode is None or not hasattr(self._pipe, "components"):
+            raise WherefromError(
+                f"{type(self._pipe).__name__} cannot encode prompts: give conditions as tensors"
+            )
+        with _evaluating(self.encoders.values()):
+            made = self._row.encode(self._pipe, texts, self.pixels)
+        return {name: value.detach().cpu() for name, value in made.items()}
+
+    def null(self) -> Cond:
+        """The condition that stands for none, one row; None where the network has none."""
+        nothing = self._row.null(self._pipe)
+        if nothing is None:
+            return None
+        made = self.conditions([nothing])
+        assert isinstance(made, dict)
+        zeros = {name: torch.zeros_like(made[name]) for name in self._row.zeroed}
+        return {**made, **zeros}
+
+
+def _scaling(vae: Any) -> tuple[Tensor, Tensor]:
+    """What is taken from a posterior's mode, and what the rest is multiplied by: each a number, or
+    one for each channel.
+    """
+    config: Mapping[str, Any] = vae.config
+
+    def value(name: str, otherwise: float) -> Tensor:
+        known = config.get(name)
+        known = getattr(vae, name, None) if known is None else known
+        return torch.as_tensor(otherwise if known is None else known, dtype=torch.float32).cpu()
+
+    mean = value("latents_mean", 0.0)
+    shift = value("shift_factor", 0.0)
+    return mean + shift, value("scaling_factor", 1.0) / value("latents_std", 1.0)
+
+
+def _mode(encoded: Any) -> Tensor:
+    """The most probable latent."""
+    if hasattr(encoded, "latent_dist"):
+        mode: Tensor = encoded.latent_dist.mode()
+        return mode
+    for name in ("latents", "latent"):  # autoencoders without a posterior
+        if isinstance(getattr(encoded, name, None), Tensor):
+            latent: Tensor = getattr(encoded, name)
+            return latent
+    raise WherefromError(
+        f"the VAE gives {type(encoded).__name__}, which has no latent: encode the images yourself "
+        "and give latents"
+    )
+
+
+@contextlib.contextmanager
+def _evaluating(modules: Any) -> Iterator[None]:
+    """Inside, modules are in evaluation mode; a constructed one starts in the other."""
+    modes = [(inner, inner.training) for one in modules for inner in one.modules()]
+    try:
+        for inner, _ in modes:
+            inner.training = False
+        yield
+    finally:
+        for inner, mode in modes:
+            inner.training = mode
+
+
+@contextlib.contextmanager
+def _upcast(vae: Any) -> Iterator[torch.dtype]:
+    """Inside, a VAE of float16 that is known to overflow is of float32; the way back is exact."""
+    dtype = next(vae.parameters()).dtype
+    if dtype != torch.float16 or not vae.config.get("force_upcast"):
+        yield dtype
+        return
+    vae.to(torch.float32)
+    try:
+        yield torch.float32
+    finally:
+        vae.to(dtype)

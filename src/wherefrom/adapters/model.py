@@ -1,0 +1,253 @@
+"""A model of somebody else's, ready to be attributed: its denoiser, and the way of images and
+prompts to what the network was trained on.
+
+`from_pipeline` makes one of a diffusers pipeline, `from_model` of a network and a scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..artefacts.artefact import Folder
+from ..data.items import Cond, map_cond
+from ..data.pictures import pictures
+from ..data.sidecars import captions_of
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.draws import Draws
+from ..errors import WherefromError, say, whole
+from .architecture import Adapter, Architecture
+from .description import Shown, described
+from .encoded import Encoded, encoded
+from .latents import PipelineEncoder
+from .scheduler import read_scheduler
+from .sizes import pixels_of, shape_of
+from .table import TABLE
+
+Layers = Sequence[str] | Literal["lora", "trainable"] | None
+Size = int | Sequence[int] | None
+
+
+class Model:
+    """What `from_pipeline` and `from_model` give.
+
+    Attributes:
+        denoiser: the network with its process, for TID, TIDE and every baseline.
+        shape: of one item's latents, [C, H, W].
+        pixels: of what they are encoded from: (height, width), (frames, height, width), (samples,).
+    """
+
+    def __init__(
+        self, pipe: Any, denoiser: Denoiser, row: Architecture, shape: tuple[int, ...]
+    ) -> None:
+        self.denoiser, self.shape = denoiser, shape
+        self.pixels = pixels_of(pipe, shape)
+        self.encoder = PipelineEncoder(pipe, row, shape, self.pixels)
+        self._pipe, self._row = pipe, row
+
+    def draws(self, count: int, seed: int = 0) -> Draws:
+        """Draws of the model's process and shape."""
+        return Draws(self.denoiser.process, self.shape, count, seed)
+
+    def dataset(
+        self, images: Any, captions: Any = None, cache: Folder | None = None, batch_size: int = 16
+    ) -> Encoded:
+        """Training images as items (latent, condition), encoded once.
+
+        Args:
+            images: a folder, a list of files, of PIL images or of arrays, a Hugging Face data set,
+                or a tensor: images [N, 3, H, W] in [-1, 1], or latents [N, C, h, w] as the
+                pipeline makes them. They are scaled to cover the model's size and cropped in the
+                centre. Videos are a tensor [N, 3, F, H, W], sounds one [N, channels, samples].
+            captions: one text or class for each, or one text for all; a column of a data set; None:
+                those that lie beside the images (metadata.jsonl, metadata.csv, .txt).
+            cache: a folder to keep what is encoded in, and to go on from; None: in memory.
+            batch_size: images encoded together.
+        """
+        latents = self._as_latents(images)
+        if latents is not None:
+            source: Any = latents
+        elif len(self.shape) == 3:
+            source = pictures(images, self.pixels, 1 if self._grey else 3)
+        else:
+            source = self._recorded(images)
+        texts = self._texts(images, captions, len(source))
+        return encoded(source, texts, self.encoder, cache, batch_size, given=latents is not None)
+
+    def queries(self, images: Any, prompts: Any = None, batch_size: int = 16) -> Encoded:
+        """Generated images as queries: what `dataset` takes, or the latents themselves
+        (`output_type="latent"`).
+        """
+        return self.dataset(images, prompts, None, batch_size)
+
+    def null(self, count: int = 1) -> Cond:
+        """The condition that stands for none, for so many images: `sample(..., null=...)`."""
+        count = whole("count", count, 1)
+        nothing = self.encoder.null()
+        return map_cond(nothing, lambda value: value.expand(count, *value.shape[1:]))
+
+    def describe(self) -> str:
+        """Show, and give, all that was found of the model, in words."""
+        text = described(self._pipe, self.denoiser, self._row, self.encoder, self.shape)
+        sys.stdout.write(f"{text}\n")
+        return Shown(text)
+
+    # --- what is given --------------------------------------------------------------------------
+
+    @property
+    def _grey(self) -> bool:
+        return self.encoder.vae is None and self.shape[0] == 1
+
+    def _as_latents(self, images: Any) -> Tensor | None:
+        """Images that are latents already, [N, C, h, w]; None where they are images."""
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            return None
+        if self._row.packing is not None and images.ndim == 3:
+            images = self._row.packing.unpacked(self.denoiser.network, images, self.shape)
+        alike = tuple(images.shape[1:]) == self.shape
+        return images.detach().float().cpu() if alike else None
+
+    def _recorded(self, items: Any) -> Tensor:
+        """Videos or sounds, [N, C, ...] in [-1, 1]."""
+        what = "videos [N, 3, F, H, W]" if len(self.shape) == 4 else "sounds [N, C, samples]"
+        try:
+            x = items if isinstance(items, Tensor) else torch.stack(list(items))
+        except (TypeError, RuntimeError) as error:
+            raise WherefromError(f"give {what} as one tensor ({error})") from error
+        if tuple(x.shape[2:]) != self.pixels or not x.is_floating_point():
+            raise WherefromError(
+                f"{what} were expected of the size {self.pixels}, in floating-point numbers, not "
+                f"{tuple(x.shape)} of {x.dtype}"
+            )
+        return x.detach()
+
+    def _texts(self, images: Any, captions: Any, count: int) -> list[Any] | None:
+        """One text or class for each item; None for a network without a condition."""
+        one_for_all = isinstance(captions, str) and not os.path.exists(captions)
+        if one_for_all and not hasattr(images, "column_names"):
+            return [captions] * count
+        kept = None if isinstance(images, Tensor) and captions is None else captions
+        texts = captions_of(images, kept)
+        if texts is None:
+            if self._conditional:
+                raise WherefromError(
+                    f"{self._name} generates from a prompt or a class, and there is none beside "
+                    "the images: give captions, one for each or one for all"
+                )
+            return None
+        if len(texts) != count:
+            raise WherefromError(
+                f"there are {count} images and {len(texts)} captions: give one for each, or one "
+                "for all"
+            )
+        return texts
+
+    @property
+    def _name(self) -> str:
+        return type(self.denoiser.network).__name__
+
+    @property
+    def _conditional(self) -> bool:
+        config: Any = self.denoiser.network.config
+        if self._name == "UNet2DModel":
+            return bool(config.get("num_class_embeds"))
+        return bool(self._row.conditions)
+
+
+def from_pipeline(
+    pipe: Any,
+    layers: Layers = None,
+    *,
+    exclude: Sequence[str] | None = None,
+    size: Size = None,
+) -> Model:
+    """A diffusers pipeline, ready to be attributed.
+
+    Args:
+        pipe: the pipeline, as `diffusers.DiffusionPipeline.from_pretrained` gives it.
+        layers: what TID tracks: "lora": the active adapters; "trainable"; patterns of names; None:
+            the active adapters where there are any, otherwise everything.
+        exclude: patterns of layers and blocks that are left out.
+        size: of the images in pixels, (height, width), or (frames, height, width), or samples;
+            None: that for which the pipeline was made.
+    """
+    if not hasattr(pipe, "components") or not hasattr(pipe, "scheduler"):
+        raise WherefromError(
+            f"from_pipeline takes a diffusers pipeline, not {type(pipe).__name__}: for a network "
+            "and a scheduler there is from_model"
+        )
+    found = [name for name in ("unet", "transformer") if isinstance(_part(pipe, name), nn.Module)]
+    if len(found) != 1 or isinstance(_part(pipe, "transformer_2"), nn.Module):
+        raise WherefromError(
+            f"{type(pipe).__name__} has {'several networks' if found else 'no network'} that "
+            "denoise: attribute one of them with from_model(network, scheduler)"
+        )
+    return _made(pipe, _part(pipe, found[0]), pipe.scheduler, layers, exclude, size)
+
+
+def from_model(
+    network: nn.Module,
+    scheduler: Any,
+    layers: Layers = None,
+    *,
+    exclude: Sequence[str] | None = None,
+    size: Size = None,
+) -> Model:
+    """A network of diffusers and the scheduler that it was trained with; see `from_pipeline`.
+
+    Without a VAE and text encoders `dataset` takes latents and classes; any other data set gives
+    items (latents, condition), with the names of the network's arguments as the condition's keys.
+    """
+    alone = SimpleNamespace(components={}, scheduler=scheduler, unet=network, transformer=network)
+    alone.vae = None
+    return _made(alone, network, scheduler, layers, exclude, size)
+
+
+def _part(pipe: Any, name: str) -> Any:
+    return getattr(pipe, name, None)
+
+
+def _made(
+    pipe: Any,
+    network: nn.Module,
+    scheduler: Any,
+    layers: Layers,
+    exclude: Sequence[str] | None,
+    size: Size,
+) -> Model:
+    name = type(network).__name__
+    row = TABLE.get(name)
+    if row is None:
+        raise WherefromError(
+            f"{name} is not among the networks that are known ({', '.join(TABLE)}): wrap it as "
+            "wherefrom.Denoiser(network, wherefrom.from_scheduler(scheduler), call=...)"
+        )
+    config: Any = network.config
+    shape = row.shape(config)
+    vae = _part(pipe, "vae")
+    channels = None if vae is None else vae.config.get("latent_channels", vae.config.get("z_dim"))
+    if channels is not None and row.packing is None and shape[0] != channels:
+        raise WherefromError(
+            f"{name} takes {shape[0]} channels where the VAE makes {channels}: a network that sees "
+            "something beside the image, as for inpainting, cannot be attributed by from_pipeline"
+        )
+    if size is not None:
+        shape = shape_of(pipe, size, shape)
+    schedule = read_scheduler(scheduler)
+    blocks: Any = row.blocks
+    denoiser = Denoiser(
+        network,
+        schedule.process,
+        Adapter(name, row, schedule),
+        blocks,
+        layers,
+        exclude,
+        layout=row.layout,
+    )
+    return Model(pipe, denoiser, row, shape)

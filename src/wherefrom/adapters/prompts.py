@@ -1,0 +1,124 @@
+"""Prompts and classes as the conditions that a network takes, by the pipeline's own encoders.
+
+Each function takes the pipeline, the texts and the size in pixels, and gives one row for each text
+under the names of the network's arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import WherefromError
+
+Size = tuple[int, ...]
+
+
+def _longest(pipe: Any) -> dict[str, int]:
+    """How many tokens the pipeline itself takes of a prompt, where it says so."""
+    known = inspect.signature(pipe.__call__).parameters.get("max_sequence_length")
+    return {} if known is None else {"max_sequence_length": known.default}
+
+
+def _rows(numbers: Sequence[float], count: int, like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).expand(count, -1)
+
+
+def stable_diffusion(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Stable Diffusion 1 and 2; with a second text encoder, SDXL."""
+    if getattr(pipe, "text_encoder_2", None) is None:
+        embeds = pipe.encode_prompt(list(texts), pipe._execution_device, 1, False)[0]
+        return {"encoder_hidden_states": embeds}
+    embeds, _, pooled, _ = pipe.encode_prompt(
+        list(texts), num_images_per_prompt=1, do_classifier_free_guidance=False
+    )
+    if pipe.config.get("force_zeros_for_empty_prompt"):
+        # as the pipeline has it for the null condition
+        empty = torch.tensor([not text for text in texts], device=embeds.device)
+        embeds = embeds.masked_fill(empty[:, None, None], 0)
+        pooled = pooled.masked_fill(empty[:, None], 0)
+    # the image is whole and of the size that it is generated at, as the pipeline says by default
+    sizes = _rows([*pixels, 0, 0, *pixels], len(texts), embeds)
+    return {"encoder_hidden_states": embeds, "text_embeds": pooled, "time_ids": sizes}
+
+
+def _classes(labels: Sequence[Any], most: int) -> dict[str, Tensor]:
+    for label in labels:
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < most:
+            raise WherefromError(
+                f"{label!r:.40} is no class of this network: give whole numbers from 0 to "
+                f"{most - 1}"
+            )
+    return {"class_labels": torch.tensor(labels)}
+
+
+def unet_classes(pipe: Any, labels: Sequence[Any], pixels: Size) -> dict[str, Tensor]:
+    """UNet2DModel, which has classes or nothing."""
+    config = pipe.unet.config
+    if not config.num_class_embeds:
+        raise WherefromError(
+            f"{type(pipe).__name__} generates without a condition: leave captions and prompts out"
+        )
+    return _classes(labels, config.num_class_embeds)
+
+
+def dit(pipe: Any, labels: Sequence[Any], pixels: Size) -> dict[str, Tensor]:
+    """DiT: classes by number or by the names that the pipeline knows; one more stands for none."""
+    known = getattr(pipe, "labels", None) or {}
+    numbers = [known.get(label, label) for label in labels]
+    return _classes(numbers, pipe.transformer.config.num_embeds_ada_norm + 1)
+
+
+def pixart(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """PixArt: T5 and its mask; the large networks are told the size as well."""
+    embeds, mask, _, _ = pipe.encode_prompt(
+        list(texts), do_classifier_free_guidance=False, **_longest(pipe)
+    )
+    made = {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+    if pipe.transformer.use_additional_conditions:
+        height, width = pixels
+        made["resolution"] = _rows([height, width], len(texts), embeds)
+        made["aspect_ratio"] = _rows([height / width], len(texts), embeds)
+    return made
+
+
+def stable_diffusion_3(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    prompt = list(texts)
+    embeds, _, pooled, _ = pipe.encode_prompt(
+        prompt, prompt, prompt, do_classifier_free_guidance=False, **_longest(pipe)
+    )
+    return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
+
+
+def flux(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    embeds, pooled, _ = pipe.encode_prompt(list(texts), **_longest(pipe))
+    return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
+
+
+def wan(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    embeds, _ = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_longest(pipe))
+    return {"encoder_hidden_states": embeds}
+
+
+def ltx(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    embeds, mask, _, _ = pipe.encode_prompt(
+        list(texts), do_classifier_free_guidance=False, **_longest(pipe)
+    )
+    return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+
+
+def stable_audio(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Stable Audio: T5, and from where to where the sound goes: all of it."""
+    device, count = pipe._execution_device, len(texts)
+    embeds = pipe.encode_prompt(list(texts), device, False)
+    seconds = pipe.transformer.config.sample_size * pipe.vae.hop_length
+    seconds = seconds / pipe.vae.config.sampling_rate
+    start, end = pipe.encode_duration(0.0, seconds, device, False, count)
+    return {
+        "encoder_hidden_states": torch.cat([embeds, start, end], dim=1),
+        "global_hidden_states": torch.cat([start, end], dim=2),
+    }

@@ -1,0 +1,186 @@
+"""The networks of diffusers that are known, one row each. A network is added by adding its row here
+and its pipeline to the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import prompts
+from .architecture import Architecture, Packing
+
+
+def _square(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Latents of the size that the network was made for; the config has a number or a pair."""
+    size = config["sample_size"]
+    height, width = (size, size) if isinstance(size, int) else size
+    return config["in_channels"], height, width
+
+
+# --- Flux -----------------------------------------------------------------------------------------
+
+
+def _flux_shape(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return config["in_channels"] // 4, 128, 128  # the pipeline's own default
+
+
+def _flux_packed(network: nn.Module, x: Tensor) -> Tensor:
+    """[B, C, H, W] as tokens [B, HW / 4, 4 C] of two by two latents."""
+    batch, channels, height, width = x.shape
+    x = x.reshape(batch, channels, height // 2, 2, width // 2, 2)
+    return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, 4 * channels)
+
+
+def _flux_unpacked(network: nn.Module, tokens: Tensor, shape: tuple[int, ...]) -> Tensor:
+    channels, height, width = shape
+    if tokens.shape[1] * 4 != height * width:
+        return tokens  # of another size: whoever asked refuses it
+    x = tokens.reshape(len(tokens), height // 2, width // 2, channels, 2, 2)
+    return x.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), *shape)
+
+
+def _flux_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Where each token is, and the guidance that a distilled network is told."""
+    height, width = x.shape[-2] // 2, x.shape[-1] // 2
+    ids = x.new_zeros(height, width, 3)
+    ids[..., 1] = torch.arange(height, device=x.device)[:, None]
+    ids[..., 2] = torch.arange(width, device=x.device)
+    text = cond["encoder_hidden_states"]
+    told: dict[str, Any] = {"img_ids": ids.reshape(-1, 3)}
+    told["txt_ids"] = text.new_zeros(text.shape[1], 3)
+    if network.config.guidance_embeds:
+        # what the pipeline's own default is, and that of its fine-tuning scripts
+        told["guidance"] = torch.full((len(x),), 3.5, device=x.device)
+    return told
+
+
+# --- LTX ------------------------------------------------------------------------------------------
+
+
+def _ltx_packed(network: Any, x: Tensor) -> Tensor:
+    """[B, C, F, H, W] as tokens [B, FHW / (pt p p), C pt p p]."""
+    patch, frames = network.config.patch_size, network.config.patch_size_t
+    batch, channels, f, h, w = x.shape
+    x = x.reshape(batch, channels, f // frames, frames, h // patch, patch, w // patch, patch)
+    return x.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
+
+
+def _ltx_unpacked(network: Any, tokens: Tensor, shape: tuple[int, ...]) -> Tensor:
+    patch, frames = network.config.patch_size, network.config.patch_size_t
+    channels, f, h, w = shape
+    if tokens.shape[1] * patch**2 * frames != f * h * w:
+        return tokens
+    grid = (f // frames, h // patch, w // patch)
+    x = tokens.reshape(len(tokens), *grid, channels, frames, patch, patch)
+    return x.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(len(tokens), *shape)
+
+
+def _ltx_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The grid of tokens, and how far apart they are: eight frames of 25 a second, 32 pixels."""
+    patch, frames = network.config.patch_size, network.config.patch_size_t
+    return {
+        "num_frames": x.shape[2] // frames,
+        "height": x.shape[3] // patch,
+        "width": x.shape[4] // patch,
+        "rope_interpolation_scale": (8 / 25, 32, 32),
+    }
+
+
+# --- StableAudio ----------------------------------------------------------------------------------
+
+
+def _audio_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The rotary embedding of as many positions as there are, one more for the global token."""
+    from diffusers.models.embeddings import get_1d_rotary_pos_embed
+
+    return {
+        "rotary_embedding": get_1d_rotary_pos_embed(
+            network.config.attention_head_dim // 2,
+            x.shape[-1] + cond["global_hidden_states"].shape[1],
+            use_real=True,
+            repeat_interleave_real=False,
+        )
+    }
+
+
+TABLE: dict[str, Architecture] = {
+    "UNet2DModel": Architecture(
+        shape=_square,
+        conditions=("class_labels",),
+        encode=prompts.unet_classes,
+        null=lambda pipe: None,
+    ),
+    "UNet2DConditionModel": Architecture(
+        shape=_square,
+        conditions=("encoder_hidden_states", "class_labels"),
+        added=("text_embeds", "time_ids"),
+        ignored=("cross_attention_kwargs",),
+        encode=prompts.stable_diffusion,
+    ),
+    "DiTTransformer2DModel": Architecture(
+        shape=_square,
+        conditions=("class_labels",),
+        variance=True,
+        blocks=["transformer_blocks.*"],
+        guidance="null last",
+        encode=prompts.dit,
+        null=lambda pipe: pipe.transformer.config.num_embeds_ada_norm,
+    ),
+    "PixArtTransformer2DModel": Architecture(
+        shape=_square,
+        conditions=("encoder_hidden_states", "encoder_attention_mask"),
+        added=("resolution", "aspect_ratio"),
+        told=lambda network, x, cond: {}
+        if "resolution" in cond
+        else {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}},
+        variance=True,
+        blocks=["transformer_blocks.*"],
+        encode=prompts.pixart,
+    ),
+    "SD3Transformer2DModel": Architecture(
+        shape=_square,
+        conditions=("encoder_hidden_states", "pooled_projections"),
+        blocks={"transformer_blocks.*": 1},
+        encode=prompts.stable_diffusion_3,
+    ),
+    "FluxTransformer2DModel": Architecture(
+        shape=_flux_shape,
+        conditions=("encoder_hidden_states", "pooled_projections"),
+        told=_flux_told,
+        ignored=("img_ids", "txt_ids", "guidance"),
+        packing=Packing(_flux_packed, _flux_unpacked),
+        clock=1 / 1000,
+        blocks={"transformer_blocks.*": 1, "single_transformer_blocks.*": 1},
+        guidance="apart",
+        encode=prompts.flux,
+    ),
+    "WanTransformer3DModel": Architecture(
+        shape=lambda config: (config["in_channels"], 21, 60, 104),  # 81 frames of 480 x 832
+        conditions=("encoder_hidden_states",),
+        blocks=["blocks.*"],
+        guidance="apart",
+        encode=prompts.wan,
+    ),
+    "LTXVideoTransformer3DModel": Architecture(
+        shape=lambda config: (config["in_channels"], 21, 16, 22),  # 161 frames of 512 x 704
+        conditions=("encoder_hidden_states", "encoder_attention_mask"),
+        told=_ltx_told,
+        ignored=("num_frames", "height", "width", "rope_interpolation_scale"),
+        packing=Packing(_ltx_packed, _ltx_unpacked),
+        blocks=["transformer_blocks.*"],
+        encode=prompts.ltx,
+    ),
+    "StableAudioDiTModel": Architecture(
+        shape=lambda config: (config["in_channels"], config["sample_size"]),
+        conditions=("encoder_hidden_states", "global_hidden_states"),
+        told=_audio_told,
+        ignored=("rotary_embedding",),
+        blocks=["transformer_blocks.*"],
+        encode=prompts.stable_audio,
+        zeroed=("encoder_hidden_states",),
+    ),
+}
