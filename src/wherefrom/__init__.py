@@ -1,6 +1,7 @@
 """wherefrom: which training images made this generated image?"""
 
 from . import baselines, data, evaluation, models
+from .adapters.scheduler import from_scheduler
 from .attribution.result import Attribution
 from .diffusion.denoiser import Coverage, Denoiser
 from .diffusion.draws import Draw, Draws
@@ -41,6 +42,7 @@ __all__ = [
     "baselines",
     "data",
     "evaluation",
+    "from_scheduler",
     "lambda_rank_loss",
     "layer_kind",
     "models",

@@ -1,0 +1,3 @@
+"""Models of other libraries as this one takes them: their schedulers, their networks and their
+pipelines.
+"""
