@@ -1,12 +1,14 @@
 """wherefrom: which training images made this generated image?"""
 
 from . import baselines, data, evaluation, models
+from .adapters.scheduler import from_scheduler
 from .attribution.result import Attribution
 from .diffusion.denoiser import Coverage, Denoiser
 from .diffusion.draws import Draw, Draws
-from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
+from .diffusion.process import EDM, FlowMatching, Process
 from .diffusion.sampling import sample
 from .diffusion.training import train
+from .diffusion.variance_preserving import DDPM, SamplePrediction, VPrediction
 from .errors import WherefromError
 from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
@@ -34,11 +36,13 @@ __all__ = [
     "Part",
     "Preset",
     "Process",
+    "SamplePrediction",
     "VPrediction",
     "WherefromError",
     "baselines",
     "data",
     "evaluation",
+    "from_scheduler",
     "lambda_rank_loss",
     "layer_kind",
     "models",

@@ -242,3 +242,22 @@ def test_wrong_sigmas_and_wrong_outputs_are_refused():
         wherefrom.Denoiser(nn.Flatten(), wherefrom.EDM(), call=lambda net, x, s, c: net(x))(
             torch.randn(2, 1, 8, 8), 1.0
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_fractional_timestep_reaches_the_network_with_all_its_digits(dtype):
+    denoiser = wherefrom.Denoiser(small_dit().to(dtype), wherefrom.DDPM.linear())
+    x = torch.zeros(2, 1, 8, 8, dtype=dtype)
+    assert denoiser.sigma_for(x, 501.25).tolist() == [501.25, 501.25]
+    assert denoiser.sigma_for(x, 501.25).dtype == torch.promote_types(dtype, torch.float32)
+    assert denoiser.sigma_for(x, 501.0).dtype == torch.int64
+
+
+def test_a_dit_at_a_fractional_timestep_is_between_its_neighbours():
+    process = wherefrom.VPrediction.linear()
+    denoiser = wherefrom.Denoiser(stirred(small_dit(process=process)), process)
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    low, middle, high = (denoiser(x, t) for t in (500, 500.5, 501))
+    assert not torch.equal(low, high)
+    assert torch.allclose(middle, (low + high) / 2, atol=1e-5)
+    assert not torch.allclose(middle, low, atol=1e-5)

@@ -82,6 +82,17 @@ def test_a_single_draw_sits_in_the_middle_of_the_grid():
     )
 
 
+@pytest.mark.parametrize("kind", [wherefrom.VPrediction, wherefrom.SamplePrediction])
+@pytest.mark.parametrize("count", [1, 2, 8, 19])
+def test_a_level_at_which_nothing_is_left_of_the_image_is_not_drawn(kind, count):
+    process = kind([*torch.linspace(0.9, 0.1, 19).tolist(), 0.0])
+    draws = wherefrom.Draws(process, (1, 2, 2), count=count)
+    assert len(draws) == count
+    assert (process.mu(draws.sigmas) > 0).all()
+    assert (draws.sigmas.diff() < 0).all()
+    assert process.mu(process.grid(8))[0] == 0, "sampling starts where nothing is left"
+
+
 def test_draws_of_no_shape_or_no_count_are_refused():
     with pytest.raises(wherefrom.WherefromError, match="at least 1"):
         wherefrom.Draws(wherefrom.EDM(), (1, 2, 2), count=0)

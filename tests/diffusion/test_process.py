@@ -1,14 +1,26 @@
-"""The formulas of the four processes, against the paper's appendix written out by hand."""
+"""The formulas of the processes, against the paper's appendix written out by hand."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy
 import pytest
 import torch
 
 import wherefrom
 from helpers import PROCESSES
+
+MORE = {
+    **PROCESSES,
+    "sample": wherefrom.SamplePrediction.cosine(),
+    "shifted": wherefrom.FlowMatching(0.001, 0.999, shift=3.0),
+}
+
+
+@pytest.fixture(params=MORE)
+def process(request: pytest.FixtureRequest) -> wherefrom.Process:
+    return MORE[request.param]
 
 
 def images(count: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,6 +96,16 @@ def test_v_prediction_has_the_coefficients_of_the_paper():
     assert torch.allclose(process.weight(t), (alpha / (1 - alpha)).float())
     v = alpha.sqrt()[:, None, None, None] * noise - (1 - alpha).sqrt()[:, None, None, None] * x
     assert torch.allclose(process.target(x, t, noise), v)
+
+
+def test_sample_prediction_has_the_coefficients_of_the_formulas():
+    process, t = wherefrom.SamplePrediction.linear(), torch.tensor([0, 10, 500, 999])
+    alpha = process.alphas_cumprod[t]
+    x, noise = images(4, torch.float64)
+    assert torch.equal(process.target(x, t, noise), x)
+    assert torch.allclose(process.kappa(t), alpha.sqrt() / (1 - alpha))
+    assert torch.allclose(process.offset(t), -1 / (1 - alpha))
+    assert torch.equal(process.clean(x, noise, t), x)
 
 
 def test_flow_matching_has_the_coefficients_of_the_paper():
@@ -182,12 +204,84 @@ def test_preconditioning_gives_the_network_unit_variance_in_and_out(process):
         assert (wanted * x_sigma).mean().abs() < 0.02 * x_sigma.std()
 
 
-def test_v_prediction_works_where_no_signal_is_left():
-    process = wherefrom.VPrediction([0.9, 0.5, 0.0])
+@pytest.mark.parametrize("kind", [wherefrom.VPrediction, wherefrom.SamplePrediction])
+def test_v_and_sample_prediction_work_where_no_signal_is_left(kind):
+    process = kind([0.9, 0.5, 0.0])
     x, noise = images(1, torch.float64)
     last = torch.tensor(2)
     assert torch.allclose(process.clean(process.target(x, last, noise), noise, last), x)
     assert process.weight(last) == 0
+
+
+TIMED = [wherefrom.DDPM, wherefrom.VPrediction, wherefrom.SamplePrediction]
+
+
+@pytest.mark.parametrize("kind", TIMED)
+def test_between_whole_timesteps_the_log_of_the_noise_level_is_linear(kind):
+    process = kind.linear(50)
+    alpha = process.alphas_cumprod.numpy()
+    logs = 0.5 * numpy.log((1 - alpha) / alpha)
+    t = torch.tensor([0.25, 7.5, 31.875, 48.99], dtype=torch.float64)
+    wanted = torch.tensor(numpy.interp(t.numpy(), numpy.arange(50), logs))
+    assert torch.allclose((process.nu(t) / process.mu(t)).log(), wanted, atol=1e-9)
+    assert torch.allclose(process.mu(t) ** 2 + process.nu(t) ** 2, torch.ones_like(t))
+    x, noise = images(4, torch.float64)
+    clean = process.clean(process.target(x, t, noise), process.add_noise(x, t, noise), t)
+    assert torch.allclose(clean, x, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", TIMED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+def test_at_whole_timesteps_the_coefficients_are_the_table_s_in_any_type(kind, dtype):
+    process, t = kind.cosine(40), torch.arange(40)
+    assert torch.equal(process.mu(t.to(dtype)), process.alphas_cumprod.sqrt())
+    # beside a fractional one too
+    mixed = torch.cat([t, torch.tensor([0.5])]).double()
+    assert torch.equal(process.mu(mixed)[:-1], process.alphas_cumprod.sqrt())
+
+
+def test_timesteps_are_whole_numbers_where_all_of_them_are():
+    process = wherefrom.DDPM.linear()
+    assert process.check(torch.tensor([1.0, 999.0])).dtype == torch.int64
+    assert process.check(3).dtype == torch.int64
+    fractional = process.check(torch.tensor([1.0, 3.5]))
+    assert fractional.dtype == torch.float64
+    assert fractional.tolist() == [1.0, 3.5]
+
+
+@pytest.mark.parametrize("last", [[0.5, 0.0], [0.5, 1e-9, 0.0]])
+def test_before_a_last_timestep_without_signal_there_is_some_and_no_nan(last):
+    process = wherefrom.VPrediction([0.9, *last])
+    t = torch.linspace(0, len(last), 101, dtype=torch.float64)
+    mu = process.mu(t)
+    assert torch.isfinite(mu).all()
+    assert (mu.diff() <= 0).all()
+    assert (mu[:-1] > 0).all()
+    assert mu[-1] == 0
+    assert torch.isfinite(process.weight(t)).all()
+
+
+def test_a_flow_s_shift_moves_the_levels_and_nothing_else():
+    plain, shifted = wherefrom.FlowMatching(), wherefrom.FlowMatching(shift=3.0)
+    sigma = torch.tensor([0.01, 0.5, 0.9])
+    assert torch.equal(plain.mu(sigma), shifted.mu(sigma))
+    grid = shifted.grid(9).double()
+    assert (grid[0].item(), grid[-1].item()) == pytest.approx((0.99, 0.002))
+    time = grid / (3 - 2 * grid)  # sigma = 3 t / (1 + 2 t)
+    assert torch.allclose(time.diff(), time.diff().mean().expand(8), atol=1e-6)
+    assert grid[4] > 0.7
+    levels = shifted.sample_sigma(20000, torch.Generator().manual_seed(0))
+    expected = torch.rand(20000, generator=torch.Generator().manual_seed(0))
+    expected = expected * (time[0] - time[-1]) + time[-1]
+    assert torch.allclose(levels, 3 * expected / (1 + 2 * expected), atol=1e-6)
+
+
+def test_a_flow_that_is_not_shifted_has_the_levels_it_always_had():
+    process = wherefrom.FlowMatching(shift=1.0)
+    even = torch.linspace(0.99, 0.002, 32, dtype=torch.float64).float()
+    assert torch.equal(process.grid(32), even)
+    drawn = torch.rand(100, generator=torch.Generator().manual_seed(0)) * (0.99 - 0.002) + 0.002
+    assert torch.equal(process.sample_sigma(100, torch.Generator().manual_seed(0)), drawn)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +293,8 @@ def test_v_prediction_works_where_no_signal_is_left():
         (wherefrom.EDM(), float("nan")),
         (wherefrom.DDPM.linear(), 1000),
         (wherefrom.DDPM.linear(), -1),
-        (wherefrom.DDPM.linear(), 3.5),
+        (wherefrom.DDPM.linear(), 999.5),
+        (wherefrom.DDPM.linear(), -0.5),
         (wherefrom.VPrediction.linear(10), 10),
         (wherefrom.FlowMatching(), 1.0),
         (wherefrom.FlowMatching(), 0.0),
@@ -229,6 +324,8 @@ def test_settings_that_make_no_process_are_refused():
         wherefrom.EDM(sigma_min=2.0, sigma_max=1.0)
     with pytest.raises(wherefrom.WherefromError, match="sigma_max"):
         wherefrom.FlowMatching(sigma_max=1.0)
+    with pytest.raises(wherefrom.WherefromError, match="shift must be above 0"):
+        wherefrom.FlowMatching(shift=0.0)
     with pytest.raises(wherefrom.WherefromError, match="2000"):
         wherefrom.DDPM.linear(1000).grid(2000)
     with pytest.raises(wherefrom.WherefromError, match="at least 1"):
@@ -240,7 +337,7 @@ def test_processes_are_frozen_compare_by_value_and_show_themselves_briefly(proce
         process.solver = "euler"
     assert process == process
     assert hash(process) == hash(process)
-    assert sum(process == other for other in PROCESSES.values()) == 1
+    assert sum(process == other for other in MORE.values()) == 1
     assert len(repr(process)) < 120
     assert wherefrom.DDPM.linear(10) == wherefrom.DDPM.linear(10)
     assert wherefrom.DDPM.linear(10) != wherefrom.DDPM.linear(11)

@@ -241,7 +241,10 @@ class Denoiser:
                 f"there are {len(x_sigma)} images and {len(sigma)} sigmas: give one, or one "
                 "for each"
             )
-        sigma = sigma if self.process.discrete else sigma.to(x_sigma.dtype)
+        if sigma.is_floating_point():
+            # a fractional timestep has more digits than half precision
+            least = torch.float32 if self.process.discrete else x_sigma.dtype
+            sigma = sigma.to(torch.promote_types(x_sigma.dtype, least))
         return sigma.to(x_sigma.device, non_blocking=True).expand(len(x_sigma))
 
     @contextlib.contextmanager

@@ -28,7 +28,8 @@ class Draw:
 
 
 class Draws:
-    """`count` noise levels of the sampler's own grid, each with one noise image.
+    """`count` noise levels of the sampler's own grid, each with one noise image; a level at which
+    nothing is left of an image, as the last of a schedule with zero terminal SNR, is not drawn.
 
     A single draw sits in the middle of the grid, where there is both image and noise (sigma about
     2.5 under EDM).
@@ -47,7 +48,7 @@ class Draws:
         count = whole("count", count, 1)
         self.process, self.seed = process, whole("seed", seed)
         self.shape = tuple(whole("a size in the shape of draws", size, 1) for size in shape)
-        self.sigmas = process.grid(count) if count > 1 else process.grid(3)[1:2]  # [M]
+        self.sigmas = process.alive(count) if count > 1 else process.grid(3)[1:2]  # [M]
         generator = torch.Generator().manual_seed(self.seed)
         # one draw's noise after the other, so that the first draws are the same whatever the count
         self.noises = torch.stack(

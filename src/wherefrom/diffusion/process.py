@@ -1,5 +1,6 @@
 """Diffusion processes: how an image is noised, what the network is asked to predict, and what its
-output says of the score.
+output says of the score; with EDM and flow matching. Those over timesteps are in
+`variance_preserving`.
 
 Every variant is four coefficients of the noise index sigma: the noised image is x_sigma = mu x + nu
 n and the network's target is p x + q n. All the rest follows from them, so nothing else in the
@@ -9,9 +10,8 @@ library ever asks which variant it has.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -60,6 +60,13 @@ class Process(ABC):
     @abstractmethod
     def grid(self, count: int) -> Tensor:
         """The sampler's own noise levels, noisiest first, [count]."""
+
+    def alive(self, count: int) -> Tensor:
+        """The levels of the grid at which something is left of the image, [count]: at the others
+        every image looks the same to attribution.
+        """
+        dead = int((self.mu(self.check(self.grid(count))) == 0).sum())
+        return self.grid(count + dead)[dead:]
 
     def loss_weight(self, sigma: Tensor) -> Tensor:
         """The weight of a sample's squared error in the training loss."""
@@ -147,8 +154,8 @@ class Process(ABC):
         return (self.kappa(self.check(sigma)) ** 2).to(sigma.device, floating(sigma).dtype)
 
     def check(self, sigma: Tensor | float) -> Tensor:
-        """sigma on the CPU in float64 (timesteps: int64), where coefficients are exact; or an error
-        if it is out of range.
+        """sigma on the CPU in float64 (timesteps: int64 where all are whole), where coefficients
+        are exact; or an error if it is out of range.
         """
         try:
             sigma = torch.as_tensor(sigma).detach().cpu()
@@ -161,7 +168,8 @@ class Process(ABC):
             )
         low, high = self.range
         slack = 1e-5 * low  # float32 may round the ends of the range outwards
-        inside = (sigma >= low - slack) & (sigma <= high + slack)
+        most = max(high + slack, torch.tensor(high, dtype=torch.float32).item())
+        inside = (sigma >= low - slack) & (sigma <= most)
         if not bool(inside.all()):  # NaN is not inside either
             bad = sigma[~inside].flatten()[0].item()
             raise WherefromError(
@@ -235,139 +243,26 @@ class EDM(Process):
         )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _VariancePreserving(Process):
-    """x_t = sqrt(alpha_t) x + sqrt(1 - alpha_t) n over integer timesteps t, with alpha =
-    `alphas_cumprod`.
-    """
-
-    alphas_cumprod: Tensor  # [T], float64
-    solver: ClassVar[Solver] = "euler"
-    discrete: ClassVar[bool] = True
-
-    def __init__(self, alphas_cumprod: Tensor | Sequence[float] | Any) -> None:
-        name = type(self).__name__
-        try:
-            alphas = torch.as_tensor(alphas_cumprod, dtype=torch.float64).detach().cpu().clone()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise WherefromError(
-                f"{name} takes alphas_cumprod as one number per timestep, not {alphas_cumprod!r}"
-            ) from error
-        if alphas.ndim != 1 or len(alphas) < 2:
-            raise WherefromError(
-                f"{name} takes alphas_cumprod as one value per timestep, not shape "
-                f"{tuple(alphas.shape)}"
-            )
-        if not bool(((alphas >= 0) & (alphas < 1)).all() and (alphas.diff() < 0).all()):
-            raise WherefromError(
-                f"the alphas_cumprod of {name} must fall strictly, from below 1 towards 0"
-            )
-        self._check_last(float(alphas[-1]))
-        object.__setattr__(self, "alphas_cumprod", alphas)
-
-    @classmethod
-    def linear(cls, steps: int = 1000, start: float = 1e-4, end: float = 0.02) -> Self:
-        """The schedule of Ho et al. 2020: betas rising linearly."""
-        steps = whole("steps", steps, 2)
-        start, end = (
-            number(name, beta, above=0, below=1) for name, beta in (("start", start), ("end", end))
-        )
-        return cls((1 - torch.linspace(start, end, steps, dtype=torch.float64)).cumprod(0))
-
-    @classmethod
-    def cosine(cls, steps: int = 1000) -> Self:
-        """The schedule of Nichol & Dhariwal 2021."""
-        time = torch.linspace(0, 1, whole("steps", steps, 2) + 1, dtype=torch.float64)
-        alphas = ((time + 0.008) / 1.008 * torch.pi / 2).cos() ** 2
-        return cls((alphas[1:] / alphas[:-1]).clamp_min(1e-3).cumprod(0))
-
-    def _check_last(self, alpha: float) -> None:
-        """Refuse a schedule whose last alpha the parameterisation cannot use."""
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _VariancePreserving):
-            return NotImplemented
-        return type(self) is type(other) and torch.equal(self.alphas_cumprod, other.alphas_cumprod)
-
-    def __hash__(self) -> int:
-        return hash((type(self), len(self.alphas_cumprod), float(self.alphas_cumprod.sum())))
-
-    def __repr__(self) -> str:
-        first, last = float(self.alphas_cumprod[0]), float(self.alphas_cumprod[-1])
-        count = len(self.alphas_cumprod)
-        return f"{type(self).__name__}({count} timesteps, alpha {first:.4g} to {last:.4g})"
-
-    @property
-    def range(self) -> tuple[float, float]:
-        return 0, len(self.alphas_cumprod) - 1
-
-    def check(self, sigma: Tensor | float) -> Tensor:
-        sigma = super().check(sigma)
-        if not bool((sigma == sigma.round()).all()):
-            raise WherefromError(
-                f"the sigma of {type(self).__name__} is a timestep, a whole number: "
-                f"{sigma.tolist()} is not"
-            )
-        return sigma.long()
-
-    def _alpha(self, sigma: Tensor) -> Tensor:
-        return self.alphas_cumprod.to(sigma.device)[sigma.long()]
-
-    def mu(self, sigma: Tensor) -> Tensor:
-        return self._alpha(sigma).sqrt()
-
-    def nu(self, sigma: Tensor) -> Tensor:
-        return (1 - self._alpha(sigma)).sqrt()
-
-    def sample_sigma(self, count: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(len(self.alphas_cumprod), (count,), generator=generator)
-
-    def grid(self, count: int) -> Tensor:
-        last = len(self.alphas_cumprod) - 1
-        self._check_count(count, most=last + 1)
-        return torch.linspace(last, 0, count, dtype=torch.float64).round().long()
-
-
-@dataclass(frozen=True, eq=False, repr=False, init=False)
-class DDPM(_VariancePreserving):
-    """Ho et al. 2020: the network predicts the noise; sigma is the timestep."""
-
-    def _check_last(self, alpha: float) -> None:
-        if alpha == 0:
-            raise WherefromError(
-                "alphas_cumprod ends in 0, where the noise says nothing of the image: use "
-                "VPrediction"
-            )
-
-    def mix(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        one = torch.ones_like(self.nu(sigma))
-        return torch.zeros_like(one), one
-
-
-@dataclass(frozen=True, eq=False, repr=False, init=False)
-class VPrediction(_VariancePreserving):
-    """Salimans & Ho 2022: the network predicts v = mu n - nu x; sigma is the timestep."""
-
-    def mix(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        return -self.nu(sigma), self.mu(sigma)
-
-
 @dataclass(frozen=True)
 class FlowMatching(Process):
     """Lipman et al. 2022 on the linear path: x_sigma = (1 - sigma) x + sigma n, and the network
     predicts n - x.
 
     The grid stays inside (0, 1): at 1 nothing of the image is left, and every image would look the
-    same to attribution.
+    same to attribution. sigma is always the true time; `shift` (Esser et al. 2024) only says where
+    grid and training levels lie: they are even in the time t of sigma = shift t / (1 + (shift - 1)
+    t), so that a shift above 1 gives more of them to the noisy end.
     """
 
     sigma_min: float = 0.002
     sigma_max: float = 0.99
+    shift: float = 1.0
     solver: ClassVar[Solver] = "heun"
 
     def __post_init__(self) -> None:
         for name in ("sigma_min", "sigma_max"):
             number(name, getattr(self, name))
+        number("shift", self.shift, above=0)
         if not 0 < self.sigma_min < self.sigma_max < 1:
             raise WherefromError(f"{self} is no flow: 0 < sigma_min < sigma_max < 1")
 
@@ -386,11 +281,20 @@ class FlowMatching(Process):
         return -one, one
 
     def sample_sigma(self, count: int, generator: torch.Generator) -> Tensor:
-        return (
-            torch.rand(count, generator=generator) * (self.sigma_max - self.sigma_min)
-            + self.sigma_min
-        )
+        low, high = self._unshifted
+        return self._shifted(torch.rand(count, generator=generator) * (high - low) + low)
 
     def grid(self, count: int) -> Tensor:
         self._check_count(count)
-        return torch.linspace(self.sigma_max, self.sigma_min, count, dtype=torch.float64).float()
+        low, high = self._unshifted
+        return self._shifted(torch.linspace(high, low, count, dtype=torch.float64)).float()
+
+    @property
+    def _unshifted(self) -> tuple[float, float]:
+        """The range in the time in which levels are even."""
+        low, high = (sigma / (self.shift - (self.shift - 1) * sigma) for sigma in self.range)
+        return low, high
+
+    def _shifted(self, time: Tensor) -> Tensor:
+        sigma = self.shift * time / (1 + (self.shift - 1) * time)
+        return sigma.clamp(self.sigma_min, self.sigma_max)

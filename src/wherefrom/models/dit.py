@@ -183,9 +183,10 @@ class DiT(nn.Module):
             size = f"[B, {self.channels}, {self.image_size}, {self.image_size}]"
             raise WherefromError(f"this DiT takes images {size}, not {list(x_sigma.shape)}")
         sigma = sigma.expand(len(x_sigma))
-        coefficients = (
-            self.table[sigma.long()].unbind(1) if self.process.discrete else self._formulas(sigma)
-        )
+        if self.process.discrete and not sigma.is_floating_point():
+            coefficients: Sequence[Tensor] = self.table[sigma].unbind(1)
+        else:
+            coefficients = self._formulas(sigma)
         # each [B, 1]
         c_skip, c_out, c_in, c_noise = (c.to(x_sigma.dtype)[:, None] for c in coefficients)
         c = self._condition(c_noise, cond, augmented, x_sigma)  # [B, 1, C]
