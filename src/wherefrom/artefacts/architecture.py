@@ -21,6 +21,7 @@ from .identity import fingerprint
 
 # set on modules, but no part of what they compute
 _NO_SETTINGS = {"training", "gradient_checkpointing"}
+_OF_ADAPTERS = ("active_adapters", "disable_adapters")  # of peft's layers
 _MODULE = frozenset(vars(nn.Module()))  # torch's own
 # methods that change what they are called on; those of tensors, beside, end in _
 CHANGING = {"append", "extend", "insert", "add", "update", "pop", "clear", "remove", "setdefault"}
@@ -110,8 +111,26 @@ def plain_attributes(thing: Any, method: str = "forward") -> dict[str, Any]:
     config = getattr(thing, "config", None)
     if isinstance(config, Mapping):  # of diffusers, where it is a property
         found["config"] = config
+    found |= _adapters(thing)
     left_out = _NO_SETTINGS | _set_in_use(thing.__class__, method)
     return _plain_part({name: one for name, one in found.items() if name not in left_out})
+
+
+def _adapters(thing: Any) -> dict[str, Any]:
+    """Which adapters of a layer of peft run, and how strongly: private there, or under names that
+    may look so.
+    """
+    if not all(isinstance(getattr(type(thing), name, None), property) for name in _OF_ADAPTERS):
+        return {}
+    scaling = getattr(thing, "scaling", None)
+    scales = sorted(scaling.items()) if isinstance(scaling, Mapping) else []
+    return {
+        "adapters": (
+            thing.disable_adapters,
+            *(tuple(thing.active_adapters), tuple(thing.merged_adapters)),
+            tuple((name, scale) for name, scale in scales if is_plain(scale)),
+        )
+    }
 
 
 def is_plain(value: Any) -> bool:

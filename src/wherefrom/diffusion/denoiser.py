@@ -23,12 +23,11 @@ from ..data.items import Cond, map_cond
 from ..errors import WherefromError
 from ..layers.discovery import (
     check_gradients,
+    choose_layers,
     find_blocks,
     find_layers,
-    frozen_layers,
     named,
     shared,
-    trainable,
 )
 from ..layers.kinds import own_parameters
 from .calling import (
@@ -76,8 +75,11 @@ class Denoiser:
             argument where there is one.
         blocks: names of the modules whose outputs TIDE sums; None: found by itself. A dict says
             which element of a block's output is the image's: `{"blocks.*": 1}`.
-        layers: names of the layers TID tracks; "trainable": those whose parameters require
-            gradients, as after a LoRA fine-tune; None: all linears and convolutions.
+        layers: names of the layers TID tracks. "lora": those of the active LoRA adapters of peft,
+            `lora_A` and `lora_B`, and of their `modules_to_save`; an adapter that is fused or
+            disabled, or no plain LoRA, is refused by name. "trainable": those whose parameters
+            require gradients. None: "lora" where an adapter is active, else all linears and
+            convolutions.
         exclude: names of layers and blocks that are left out, found or named.
         layout: where the blocks' outputs have their features; None: found by their shapes.
     """
@@ -88,7 +90,7 @@ class Denoiser:
         process: Process,
         call: Call | None = None,
         blocks: Sequence[str] | Mapping[str, int | str] | None = None,
-        layers: Sequence[str] | Literal["trainable"] | None = None,
+        layers: Sequence[str] | Literal["lora", "trainable"] | None = None,
         exclude: Sequence[str] | None = None,
         *,
         layout: Layout | None = None,
@@ -113,14 +115,9 @@ class Denoiser:
         self._elements = dict(blocks) if isinstance(blocks, Mapping) else {}
         self._blocks = None if blocks is None else named(network, list(blocks), "blocks")
         with turn(network):  # while somebody evaluates it, its flags are not its own
-            chosen: Sequence[str] | None = None
-            if layers == "trainable":
-                chosen = trainable(network, find_layers(network))
-            elif layers is not None:
-                chosen = list(named(network, layers, "layers"))
-            self.idle = () if layers is not None else frozen_layers(network)
-        self._layers = chosen
-        self.chosen = layers is not None or exclude is not None  # what is tracked, by the caller
+            self._layers, self._words, self.idle = choose_layers(network, layers, self._excluded)
+        # what is tracked, by the caller or as that which was trained
+        self.chosen = self._layers is not None or exclude is not None
         self._frozen_by = 0  # the thread, if any
         self._noted = False
         self._ran: set[str] | None = None  # layers that took part in a pass
@@ -152,6 +149,12 @@ class Denoiser:
         """The names of the tracked layers; modules that share their parameters are one layer."""
         return tuple(name for name, first in self.modules.items() if name == first)
 
+    @property
+    def tracks(self) -> str:
+        """What is tracked, in words: "all 40 layers", "the LoRA adapter 'default': 32 layers"."""
+        # an adapter's name may have braces
+        return self._words.replace("{}", str(len(self.layers)))
+
     @cached_property
     def modules(self) -> dict[str, str]:
         """Every module whose gradients are tracked, and the layer it counts as: itself, or the
@@ -167,7 +170,7 @@ class Denoiser:
                 if found
                 else f"{kind} has no trainable linear layer or convolution: leave layers out to "
                 "track the frozen ones"
-                if self._layers is not None
+                if "trainable" in self._words
                 else f"{kind} has no linear layer and no convolution to track: for layers of other "
                 "classes register a kind with wherefrom.layer_kind"
             )

@@ -9,12 +9,22 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from torch import nn
 
-from ..errors import WherefromError
+from ..errors import WherefromError, say
 from .kinds import kind_of, own_parameters
+from .lora import (
+    beside,
+    check_adapters,
+    has_adapters,
+    lora_layers,
+    original,
+    runs_adapters,
+    why_not,
+)
 
 _CONVOLUTION = (
     nn.Conv1d,
@@ -27,11 +37,41 @@ _CONVOLUTION = (
 _CONTAINER = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-def find_layers(network: nn.Module) -> tuple[str, ...]:
+class Choice(NamedTuple):
+    """The layers that are tracked."""
+
+    layers: tuple[str, ...] | None  # None: all that `find_layers` finds
+    words: str  # what they are; a {} stands for their number
+    idle: tuple[str, ...] = ()  # those that are frozen in a network that is not
+
+
+def choose_layers(
+    network: nn.Module, layers: Sequence[str] | str | None, excluded: Collection[str]
+) -> Choice:
+    """The layers that are meant by "lora", "trainable", a list of names or None."""
+    check_adapters(network)
+    if layers == "trainable":
+        return Choice(trainable(network, find_layers(network)), "{} trainable layers")
+    if layers == "lora" or (layers is None and runs_adapters(network)):
+        adapted = lora_layers(network, excluded)
+        return Choice(adapted.layers, f"{adapted}: {{}} layers")
+    if layers is not None:
+        return Choice(tuple(named(network, layers, "layers")), "{} named layers")
+    if has_adapters(network):
+        say(
+            f"the adapter of {type(network).__name__} is not tracked, as it does not run: "
+            f"{why_not(network)}"
+        )
+        return Choice(find_layers(network, beside(network)), "all {} layers beside the adapter's")
+    return Choice(None, "all {} layers", frozen_layers(network))
+
+
+def find_layers(network: nn.Module, without: Collection[int] = ()) -> tuple[str, ...]:
     """Every layer of a kind that is tracked by default: linears and convolutions, subclasses
-    included.
+    included; `without`: ids of modules that are not looked at.
     """
-    kinds = ((name, kind_of(module)) for name, module in network.named_modules())
+    modules = ((name, one) for name, one in network.named_modules() if id(one) not in without)
+    kinds = ((name, kind_of(module)) for name, module in modules)
     return tuple(name for name, kind in kinds if kind is not None and kind.default)
 
 
@@ -129,23 +169,25 @@ def find_blocks(network: nn.Module) -> tuple[str, ...]:
 
     The candidates are the outermost composite modules that are not called embedders. A
     transformer's are without convolutions and hold most of what the candidates hold; a UNet's are
-    those with convolutions. A network that is one module in a wrapper is looked for inside it.
+    those with convolutions. A network that is one module in a wrapper is looked for inside it. What
+    adapters add does not count.
     """
-    candidates = list(_composites(network))
+    added = beside(network)
+    candidates = list(_composites(network, added))
     if len(candidates) == 1:
         name, inner = candidates[0]
         return tuple(f"{name}.{block}" for block in find_blocks(inner))
 
     candidates = [(name, module) for name, module in candidates if not _embeds(name, module)]
-    stages = tuple(name for name, module in candidates if _holds(module, _CONVOLUTION))
+    stages = tuple(name for name, module in candidates if _holds(module, _CONVOLUTION, added))
     sizes: defaultdict[type, int] = defaultdict(int)  # of the classes without convolutions
     for name, module in candidates:
         if name not in stages:
-            sizes[type(module)] += _size(module)
-    total = sum(_size(module) for _, module in candidates)
+            sizes[type(original(module))] += _size(module, added)
+    total = sum(_size(module, added) for _, module in candidates)
     large = [kind for kind, size in sizes.items() if size > 0.1 * total]
     if sum(sizes[kind] for kind in large) > 0.5 * total:
-        blocks = tuple(name for name, module in candidates if type(module) in large)
+        blocks = tuple(name for name, module in candidates if type(original(module)) in large)
         # blocks come in lists: what stands alone beside them makes the condition
         return tuple(name for name in blocks if name.rpartition(".")[2].isdigit()) or blocks
 
@@ -157,28 +199,37 @@ def find_blocks(network: nn.Module) -> tuple[str, ...]:
     return stages
 
 
-def _composites(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _composites(
+    module: nn.Module, added: Collection[int], prefix: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
     """The outermost modules that are made of several parameterised layers; lists and sequences are
     looked through.
     """
     for name, child in module.named_children():
         if isinstance(child, _CONTAINER):
-            yield from _composites(child, f"{prefix}{name}.")
-        elif len(find_layers(child)) > 1:
+            yield from _composites(child, added, f"{prefix}{name}.")
+        elif len(find_layers(child, added)) > 1:
             yield f"{prefix}{name}", child
 
 
 def _embeds(name: str, module: nn.Module) -> bool:
     """Whether a module is an embedder, by its name: its output is no image's."""
-    return "embed" in f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
+    return "embed" in f"{name.rpartition('.')[2]} {type(original(module)).__name__}".lower()
 
 
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _own(module: nn.Module, added: Collection[int]) -> list[nn.Module]:
+    return [inner for inner in module.modules() if id(inner) not in added]
 
 
-def _holds(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
-    return any(isinstance(inner, kinds) for inner in module.modules())
+def _size(module: nn.Module, added: Collection[int]) -> int:
+    parameters = {
+        one: one.numel() for inner in _own(module, added) for one in own_parameters(inner).values()
+    }
+    return sum(parameters.values())
+
+
+def _holds(module: nn.Module, kinds: tuple[type[nn.Module], ...], added: Collection[int]) -> bool:
+    return any(isinstance(inner, kinds) for inner in _own(module, added))
 
 
 def named(network: nn.Module, patterns: Sequence[str], what: str) -> dict[str, str]:
@@ -191,6 +242,11 @@ def named(network: nn.Module, patterns: Sequence[str], what: str) -> dict[str, s
     for name in chosen:
         if what == "layers" and not kind_of(modules[name]):
             kind = type(modules[name]).__name__
+            if f"{name}.base_layer" in modules:
+                raise WherefromError(
+                    f"layers names {name!r}, which has an adapter: name {name + '.base_layer'!r} "
+                    "for the layer itself, or layers='lora' for the adapter"
+                )
             raise WherefromError(
                 f"layers names {name!r}, a {kind}: only linears, convolutions, norms and kinds "
                 "registered with wherefrom.layer_kind can be tracked"
