@@ -109,6 +109,10 @@ def _decode(dataset: LazyImages, path: Path) -> dict[str, Tensor]:
     def write(part: str) -> None:
         with open(part, "wb") as file, bar(len(dataset), "decoding", "image") as progress:
             for pixels in _decoded(dataset):
+                if pixels.is_floating_point():
+                    raise WherefromError(
+                        "the data set holds floats, which need no decoding: only bytes are cached"
+                    )
                 file.write(pixels.contiguous().numpy().tobytes())
                 shapes.append(tuple(pixels.shape))
                 checksums.append(checksum([pixels]))

@@ -1,8 +1,8 @@
 """From an image file to bytes [C, h, w], with the two ways of resizing that published data sets
 were made with.
 
-Both bring the shorter side to a given length; one works on the decoded image, the other on the
-tensor.
+Both make an image just cover a square or a window (height, width), which brings one of its sides
+to the window's; one works on the decoded image, the other on the tensor.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ..errors import WherefromError, need, whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Size = int | tuple[int, int]  # of a square, or (height, width)
 
 DECODED = "upright, on white"  # a copy of pixels that were decoded otherwise is another copy
 _MODES = {1: "L", 3: "RGB"}
@@ -84,15 +86,24 @@ def as_mode(image: Image, channels: int, name: str) -> Image:
     return image.convert(_MODES[channels])
 
 
-def check_view(size: int | None, channels: int) -> None:
-    """Refuse a size or a number of channels that no image can have."""
+def check_view(size: Size | None, channels: int) -> Size | None:
+    """A size as it is known by, that of a square as one number; one, or a number of channels, that
+    no image can have is refused.
+    """
     if isinstance(channels, bool) or channels not in _MODES:
         raise WherefromError(f"channels is {channels!r}; it must be 1 (grey) or 3 (RGB)")
-    if size is not None and whole("size", size) < 1:
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise WherefromError(f"size is {size!r}; a pair is (height, width)")
+    height, width = (whole("size", side) for side in sides)
+    if min(height, width) < 1:
         raise WherefromError(
             f"size is {size!r}; give a positive number of pixels, or None to keep images as "
             "they are"
         )
+    return height if height == width else (height, width)
 
 
 def to_bytes(image: Image) -> Tensor:
@@ -101,14 +112,22 @@ def to_bytes(image: Image) -> Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
 
 
-def resized_shape(height: int, width: int, size: int) -> tuple[int, int]:
-    """The shape with the shorter side brought to `size` and the longer one rounded down."""
-    short, long = min(height, width), max(height, width)
-    longer = int(size * long / short)
-    return (size, longer) if height <= width else (longer, size)
+def window(size: Size) -> tuple[int, int]:
+    """The height and the width of what is seen of an image."""
+    return (size, size) if isinstance(size, int) else size
 
 
-def resize_image(image: Image, size: int) -> Image:
+def resized_shape(height: int, width: int, size: Size) -> tuple[int, int]:
+    """The smallest shape of the same image that covers a window; the side that is longer than the
+    window's is rounded down.
+    """
+    rows, columns = window(size)
+    if rows * width >= columns * height:
+        return rows, int(rows * width / height)
+    return int(columns * height / width), columns
+
+
+def resize_image(image: Image, size: Size) -> Image:
     """Resize with PIL's bilinear filter, which averages over all it shrinks."""
     pil: Any = need("PIL.Image", "data")
     height, width = resized_shape(image.height, image.width, size)
@@ -116,7 +135,7 @@ def resize_image(image: Image, size: int) -> Image:
     return resized
 
 
-def resize_tensor(pixels: Tensor, size: int) -> Tensor:
+def resize_tensor(pixels: Tensor, size: Size) -> Tensor:
     """Resize uint8 [C, h, w] with antialiased bilinear interpolation; close to PIL's, but not the
     same bytes.
     """

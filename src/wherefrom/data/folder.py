@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError, flag
+from .decode import Size
 from .lazy import ImageFiles
 
 _JPEG = {".jpg", ".jpeg", ".jpe", ".jfif"}
@@ -26,7 +27,7 @@ class Folder(ImageFiles):
     """
 
     def __init__(
-        self, root: Path, paths: Sequence[Path], size: int | None, channels: int, labels: bool
+        self, root: Path, paths: Sequence[Path], size: Size | None, channels: int, labels: bool
     ) -> None:
         super().__init__(root, paths, size, channels)
         flag("labels", labels)
@@ -54,14 +55,14 @@ class Folder(ImageFiles):
 
 
 def folder(
-    path: str | os.PathLike[str], size: int | None = None, channels: int = 3, labels: bool = False
+    path: str | os.PathLike[str], size: Size | None = None, channels: int = 3, labels: bool = False
 ) -> Folder:
     """Every image below a folder, sorted by its path; hidden files and folders are left out, and a
     link back to a folder above is not followed.
 
     Images are as a viewer shows them: turned upright by the camera's orientation mark, and on white
-    where they are transparent. With a size, the shorter side is resized to it and the longer one
-    cropped; without, images keep theirs.
+    where they are transparent. With a size, or a pair (height, width), images are resized so that
+    they just cover it and the longer side is cropped; without, they keep theirs.
     """
     root = Path(path)
     if not root.is_dir():

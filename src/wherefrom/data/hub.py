@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError, need
-from .decode import DECODED, as_mode, decoding, resize_image, to_bytes, upright
+from .decode import DECODED, Size, as_mode, decoding, resize_image, to_bytes, upright
 from .lazy import LazyImages
 
 _IMAGE_NAMES = ("image", "img")
@@ -24,7 +24,7 @@ class HubImages(LazyImages):
     """The images of one column; `image` and `cond` are the names of the columns in use."""
 
     def __init__(
-        self, dataset: Any, image: str, cond: str | None, size: int | None, channels: int
+        self, dataset: Any, image: str, cond: str | None, size: Size | None, channels: int
     ) -> None:
         super().__init__(size, channels)
         self.image = image
@@ -79,7 +79,7 @@ def huggingface(
     dataset: Any,
     image: str | None = None,
     cond: str | None = None,
-    size: int | None = None,
+    size: Size | None = None,
     channels: int = 3,
     split: str = "train",
 ) -> HubImages:
@@ -87,8 +87,8 @@ def huggingface(
     load_dataset knows.
 
     `image` names the column of images (None: found by its type, or by the name image or img),
-    `cond` one of numbers. With a size, the shorter side is resized to it and the longer one
-    cropped; without, images stay as they are.
+    `cond` one of numbers. With a size, or a pair (height, width), images are resized so that they
+    just cover it and the longer side is cropped; without, they stay as they are.
     """
     if isinstance(dataset, str | os.PathLike):
         rows = (
@@ -97,7 +97,7 @@ def huggingface(
             else _from_hub(str(dataset), split)
         )
     else:
-        rows = _one_split(dataset, split, "the data set")
+        rows = one_split(dataset, split, "the data set")
     if cond is not None and cond not in rows.column_names:
         raise WherefromError(
             f"the data set has no column {cond!r} for cond, only {rows.column_names}"
@@ -110,8 +110,8 @@ def is_saved(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def open_saved(path: str | os.PathLike[str], split: str) -> Any:
-    """One split of a folder made with save_to_disk."""
+def open_saved(path: str | os.PathLike[str], split: str | None) -> Any:
+    """One split of a folder made with save_to_disk; None: the only one, or train of several."""
     datasets: Any = need("datasets", "data")
     try:
         saved = datasets.load_from_disk(str(path))
@@ -120,11 +120,11 @@ def open_saved(path: str | os.PathLike[str], split: str) -> Any:
             f"{path} is truncated or damaged ({error}); save it again with save_to_disk"
         ) from error
     known = getattr(saved, "split", None)
-    if known is not None and split not in str(known):  # it may be "train[:100]"
+    if None not in (known, split) and str(split) not in str(known):  # it may be "train[:100]"
         raise WherefromError(
             f"{path} holds only the split {str(known)!r}: ask for that, not for {split!r}"
         )
-    return _one_split(saved, split, str(path))
+    return one_split(saved, split, str(path))
 
 
 def image_column(rows: Any, image: str | None) -> str:
@@ -147,9 +147,11 @@ def image_column(rows: Any, image: str | None) -> str:
     )
 
 
-def _one_split(dataset: Any, split: str, name: str) -> Any:
+def one_split(dataset: Any, split: str | None, name: str) -> Any:
+    """One split of a data set; None: the only one, or train of several."""
     datasets: Any = need("datasets", "data")
     if isinstance(dataset, datasets.DatasetDict):
+        split = split or (next(iter(dataset)) if len(dataset) == 1 else "train")
         if split not in dataset:
             raise WherefromError(f"{name} has no split {split!r}, only {list(dataset)}")
         return dataset[split]

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint
-from .decode import DECODED, check_view, open_image, resize_image, to_bytes
+from .decode import DECODED, Size, check_view, open_image, resize_image, to_bytes, window
 from .images import Item, scaled
 
 _LOOKED_AT = 2**14  # files whose lengths and times are looked at whenever somebody asks
 
 
 class LazyImages(ABC):
-    """Images of any size, seen through a window of size x size; a size of None shows them whole."""
+    """Images of any size, seen through a window of size x size, or of (height, width); a size of
+    None shows them whole.
+    """
 
-    def __init__(self, size: int | None, channels: int) -> None:
-        check_view(size, channels)
-        self.size = size
+    def __init__(self, size: Size | None, channels: int) -> None:
+        self.size = check_view(size, channels)
         self.channels = channels
         self._fingerprint: str | None = None
 
@@ -36,7 +37,7 @@ class LazyImages(ABC):
 
     @abstractmethod
     def decoded(self, index: int) -> Tensor:
-        """The resized but uncropped image, uint8 [C, h, w]."""
+        """The resized but uncropped image, uint8 [C, h, w]; or floats, which are in [-1, 1]."""
 
     def condition(self, index: int, choice: float) -> Tensor | None:
         """The condition; where an image has several, `choice` in [0, 1) picks one and 0 is the
@@ -76,7 +77,8 @@ class LazyImages(ABC):
     def _view(self, index: int, corner: tuple[float, float] | None, choice: float) -> Item:
         index = range(len(self))[index]  # counts negative indices from the end, ends an iteration
         pixels = self.decoded(index)
-        x = scaled(pixels if self.size is None else _crop(pixels, self.size, corner))
+        seen = pixels if self.size is None else crop(pixels, self.size, corner)
+        x = seen if seen.is_floating_point() else scaled(seen)
         cond = self.condition(index, choice)
         return x if cond is None else (x, cond)
 
@@ -85,7 +87,7 @@ class ImageFiles(LazyImages):
     """Images that are one file each."""
 
     def __init__(
-        self, root: Path, paths: Sequence[Path], size: int | None, channels: int = 3
+        self, root: Path, paths: Sequence[Path], size: Size | None, channels: int = 3
     ) -> None:
         super().__init__(size, channels)
         self.root = root
@@ -113,18 +115,19 @@ class ImageFiles(LazyImages):
         }
 
 
-def _crop(pixels: Tensor, size: int, corner: tuple[float, float] | None) -> Tensor:
-    """A window of size x size: in the centre, or at a corner given as fractions of the room there
+def crop(pixels: Tensor, size: Size, corner: tuple[float, float] | None) -> Tensor:
+    """A window of an image: in the centre, or at a corner given as fractions of the room there
     is.
     """
-    room = (pixels.shape[1] - size, pixels.shape[2] - size)
+    height, width = window(size)
+    room = (pixels.shape[1] - height, pixels.shape[2] - width)
     if corner is None:
         top, left = (round(space / 2) for space in room)
     else:
         top, left = (
             int(fraction * (space + 1)) for fraction, space in zip(corner, room, strict=True)
         )
-    return pixels[:, top : top + size, left : left + size]
+    return pixels[:, top : top + height, left : left + width]
 
 
 def stamp(path: Path) -> tuple[int, int] | tuple[None, None]:
