@@ -90,12 +90,10 @@ class Probe:
     ) -> None:
         denoiser.check_draws(draws)
         one_of("target", target, get_args(Target))
-        if precision not in (None, "bf16", "fp32"):
-            raise WherefromError(f"precision is {precision!r}; choose 'bf16' or 'fp32'")
+        self.bf16 = in_bf16(denoiser, precision)
         _check_precision(denoiser, precision)
         self.denoiser, self.draws = denoiser, draws
         self.target, self.aligned, self.own_level = target, aligned, own_level
-        self.bf16 = denoiser.device.type == "cuda" if precision is None else precision == "bf16"
         self._compile = compile
         self._capture, self._levels = Capture(denoiser), Levels(denoiser)
         self._image_bytes: int | None = None
@@ -287,7 +285,7 @@ class Probe:
 
             x, cond = self.read(dataset, [0])
             self.run(x, cond, 0, "train", [0], consume)
-            self._image_bytes = 3 * held + 2 * largest
+            self._image_bytes = reserved(held, largest)
         return self._image_bytes
 
     # --- what is not finite ---------------------------------------------------------------------
@@ -318,6 +316,20 @@ class Probe:
         raise WherefromError(
             "a score became infinite, though no gradient is: normalize, or raise damping"
         )
+
+
+def in_bf16(denoiser: Denoiser, precision: Precision | None) -> bool:
+    """Whether passes run in bf16; the meta device stands for the GPU that a network is meant for."""
+    if precision not in (None, "bf16", "fp32"):
+        raise WherefromError(f"precision is {precision!r}; choose 'bf16' or 'fp32'")
+    return denoiser.device.type in ("cuda", "meta") if precision is None else precision == "bf16"
+
+
+def reserved(held: int, largest: int) -> int:
+    """Bytes that an image is counted with, of which the factors of all layers take `held` and the
+    largest gradient of one layer `largest`.
+    """
+    return 3 * held + 2 * largest
 
 
 def _check_precision(denoiser: Denoiser, precision: Precision | None) -> None:

@@ -27,6 +27,14 @@ def free_memory(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def shown(size: int) -> str:
+    """A number of bytes as it is read: 1.5 GiB, 20 KiB."""
+    for unit, step in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= step:
+            return f"{size / step:.1f} {unit}"
+    return f"{size} bytes"
+
+
 @dataclass(frozen=True)
 class Budget:
     """The memory that an attributor works in: one half for what it keeps of queries, the other for
