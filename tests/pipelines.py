@@ -264,7 +264,11 @@ def wan() -> Any:
         rope_max_seq_len=32,
     )
     autoencoder = diffusers.AutoencoderKLWan(
-        base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+        base_dim=3,
+        z_dim=16,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
     )
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0)
     kind = transformers.UMT5EncoderModel
@@ -375,6 +379,9 @@ def pipeline(name: str) -> Any:
     with seeded():
         pipe = MAKERS[name]()
     stirred(network_of(pipe))
+    for part in pipe.components.values():  # as from_pretrained leaves them
+        if isinstance(part, torch.nn.Module):
+            part.eval()
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

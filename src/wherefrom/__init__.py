@@ -1,6 +1,7 @@
 """wherefrom: which training images made this generated image?"""
 
 from . import baselines, data, evaluation, models
+from .adapters.model import Model, from_model, from_pipeline
 from .adapters.scheduler import from_scheduler
 from .attribution.result import Attribution
 from .diffusion.denoiser import Coverage, Denoiser
@@ -33,6 +34,7 @@ __all__ = [
     "Factors",
     "FlowMatching",
     "LayerKind",
+    "Model",
     "Part",
     "Preset",
     "Process",
@@ -42,6 +44,8 @@ __all__ = [
     "baselines",
     "data",
     "evaluation",
+    "from_model",
+    "from_pipeline",
     "from_scheduler",
     "lambda_rank_loss",
     "layer_kind",

@@ -59,7 +59,7 @@ class Architecture:
             batch, or a call of its own.
         encode: prompts or classes as conditions, from the pipeline, the texts and the size in
             pixels.
-        null: the text or class that stands for no condition, from the pipeline; None: there is none.
+        null: the text or class that stands for no condition, from the pipeline; None: none does.
         zeroed: the conditions that are all zeros where there is no condition.
     """
 

@@ -48,7 +48,12 @@ class Following:
     def __init__(self, denoiser: Denoiser, taps: Taps, shape: tuple[int, ...]) -> None:
         assert isinstance(denoiser.call, Adapter)
         self.finished: Finished | None = None
-        self._denoiser, self._adapter, self._taps, self._shape = denoiser, denoiser.call, taps, shape
+        self._denoiser, self._adapter, self._taps, self._shape = (
+            denoiser,
+            denoiser.call,
+            taps,
+            shape,
+        )
         self._call: tuple[Any, Mapping[str, Any], Streams] | None = None
         self._thread = threading.get_ident()
 
@@ -85,7 +90,9 @@ class Following:
         """The rows of a call that have the images' own condition."""
         batch, half = len(x), len(x) // 2
         if self._adapter.row.guidance == "null last":  # the scheduler gets both halves
-            doubled = batch == 2 * half and torch.equal(x[:half], x[half:]) and self._null(cond, half)
+            doubled = (
+                batch == 2 * half and torch.equal(x[:half], x[half:]) and self._null(cond, half)
+            )
             return slice(0, half if doubled else batch)
         if batch == images:
             return slice(0, batch)
@@ -119,8 +126,7 @@ def _network_of(pipe: Any, denoiser: Denoiser) -> None:
             f"{type(pipe).__name__} does not generate with the network that the bank was made "
             "with: trace the pipeline that the model was made of"
         )
-    schedule = read_scheduler(pipe.scheduler)
-    if schedule != denoiser.call.schedule:
+    if not read_scheduler(pipe.scheduler).speaks_as(denoiser.call.schedule):
         raise WherefromError(
             f"the pipeline's {type(pipe.scheduler).__name__} is of another process than the "
             "bank's model: use a scheduler with the same configuration"

@@ -17,6 +17,7 @@ from ..artefacts.architecture import network_identity
 from ..artefacts.identity import fingerprint
 from ..data.items import Cond
 from ..errors import WherefromError
+from . import prompts
 from .architecture import Architecture
 
 
@@ -52,7 +53,7 @@ class PipelineEncoder:
             "pixels": list(self.pixels),
             "shape": list(self._shape),
             "vae": None if self.vae is None else network_identity(self.vae),
-            "scaling": None if self.vae is None else repr(_scaling(self.vae)),
+            "scaling": None if self.vae is None else repr(scaling(self.vae)),
             "texts": {name: network_identity(one) for name, one in self.encoders.items()},
             "tokenizers": tokenizers,
         }
@@ -62,7 +63,7 @@ class PipelineEncoder:
         """Latents [B, C, h, w], float32 on the CPU, of images x [B, 3, H, W] in [-1, 1]."""
         if self.vae is None:
             return x.float().cpu()
-        mean, scale = _scaling(self.vae)
+        mean, scale = scaling(self.vae)
         with _evaluating([self.vae]), _upcast(self.vae) as dtype:
             device = next(self.vae.parameters()).device
             z = _mode(self.vae.encode(x.to(device, dtype))).float().cpu()  # type: ignore[operator]
@@ -78,26 +79,55 @@ class PipelineEncoder:
     @torch.no_grad()
     def conditions(self, texts: Sequence[Any]) -> Cond:
         """The conditions of prompts, or of classes, one row each, on the CPU."""
-        if self._row.encode is None or not hasattr(self._pipe, "components"):
+        words = any(isinstance(text, str) for text in texts)
+        if self._row.encode is None or (words and not hasattr(self._pipe, "encode_prompt")):
             raise WherefromError(
-                f"{type(self._pipe).__name__} cannot encode prompts: give conditions as tensors"
+                "there is no text encoder here for prompts: make the model with from_pipeline, or "
+                "give items (latents, condition) with the condition as tensors"
             )
         with _evaluating(self.encoders.values()):
             made = self._row.encode(self._pipe, texts, self.pixels)
         return {name: value.detach().cpu() for name, value in made.items()}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the conditions that the network takes."""
+        config = self._pipe.unet.config if self._row.encode is prompts.unet_classes else {}
+        classless = self._row.encode is prompts.unet_classes and not config.get("num_class_embeds")
+        return () if classless else (*self._row.conditions, *self._row.added)
+
+    @property
+    def nothing(self) -> str | int | None:
+        """The prompt or class that stands for no condition."""
+        return self._row.null(self._pipe)
+
     def null(self) -> Cond:
         """The condition that stands for none, one row; None where the network has none."""
-        nothing = self._row.null(self._pipe)
-        if nothing is None:
+        if self.nothing is None:
             return None
-        made = self.conditions([nothing])
+        made = self.conditions([self.nothing])
         assert isinstance(made, dict)
         zeros = {name: torch.zeros_like(made[name]) for name in self._row.zeroed}
         return {**made, **zeros}
 
 
-def _scaling(vae: Any) -> tuple[Tensor, Tensor]:
+class GivenLatents:
+    """The encoder of what is latents already: only texts are encoded."""
+
+    def __init__(self, encoder: PipelineEncoder) -> None:
+        self._encoder = encoder
+        self.conditions = encoder.conditions
+
+    def identity(self) -> dict[str, Any]:
+        """As the encoder's, without a VAE."""
+        return {**self._encoder.identity(), "vae": None, "scaling": "given"}
+
+    def latents(self, x: Tensor) -> Tensor:
+        """Themselves."""
+        return x
+
+
+def scaling(vae: Any) -> tuple[Tensor, Tensor]:
     """What is taken from a posterior's mode, and what the rest is multiplied by: each a number, or
     one for each channel.
     """

@@ -21,11 +21,11 @@ from ..data.pictures import pictures
 from ..data.sidecars import captions_of
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
-from ..errors import WherefromError, say, whole
+from ..errors import WherefromError, whole
 from .architecture import Adapter, Architecture
 from .description import Shown, described
 from .encoded import Encoded, encoded
-from .latents import PipelineEncoder
+from .latents import GivenLatents, PipelineEncoder
 from .scheduler import read_scheduler
 from .sizes import pixels_of, shape_of
 from .table import TABLE
@@ -74,11 +74,13 @@ class Model:
         if latents is not None:
             source: Any = latents
         elif len(self.shape) == 3:
-            source = pictures(images, self.pixels, 1 if self._grey else 3)
+            height, width = self.pixels
+            source = pictures(images, (height, width), 1 if self._grey else 3)
         else:
             source = self._recorded(images)
         texts = self._texts(images, captions, len(source))
-        return encoded(source, texts, self.encoder, cache, batch_size, given=latents is not None)
+        encoder = self.encoder if latents is None else GivenLatents(self.encoder)
+        return encoded(source, texts, encoder, cache, batch_size)
 
     def queries(self, images: Any, prompts: Any = None, batch_size: int = 16) -> Encoded:
         """Generated images as queries: what `dataset` takes, or the latents themselves
@@ -94,7 +96,7 @@ class Model:
 
     def describe(self) -> str:
         """Show, and give, all that was found of the model, in words."""
-        text = described(self._pipe, self.denoiser, self._row, self.encoder, self.shape)
+        text = described(self._pipe, self.denoiser, self.encoder, self.shape)
         sys.stdout.write(f"{text}\n")
         return Shown(text)
 
@@ -135,7 +137,7 @@ class Model:
         kept = None if isinstance(images, Tensor) and captions is None else captions
         texts = captions_of(images, kept)
         if texts is None:
-            if self._conditional:
+            if self.encoder.names:
                 raise WherefromError(
                     f"{self._name} generates from a prompt or a class, and there is none beside "
                     "the images: give captions, one for each or one for all"
@@ -151,13 +153,6 @@ class Model:
     @property
     def _name(self) -> str:
         return type(self.denoiser.network).__name__
-
-    @property
-    def _conditional(self) -> bool:
-        config: Any = self.denoiser.network.config
-        if self._name == "UNet2DModel":
-            return bool(config.get("num_class_embeds"))
-        return bool(self._row.conditions)
 
 
 def from_pipeline(

@@ -97,6 +97,19 @@ class Schedule:
         c_out = -c_out if self.wrapping == "negated preconditioned" else c_out
         return like(c_skip, x_sigma) * x_sigma + like(c_out, x_sigma) * raw
 
+    def speaks_as(self, other: Schedule) -> bool:
+        """Whether a network hears the same from both: they may sample at other levels, or in
+        another order.
+        """
+
+        def heard(schedule: Schedule) -> Any:
+            process, plain = schedule.process, (schedule.clock, schedule.ticks, schedule.wrapping)
+            if isinstance(process, EDM):
+                return *plain, EDM(process.sigma_data)
+            return *plain, FlowMatching() if isinstance(process, FlowMatching) else process
+
+        return bool(heard(self) == heard(other))
+
     @property
     def _preconditioned(self) -> bool:
         return self.wrapping in ("preconditioned", "negated preconditioned")

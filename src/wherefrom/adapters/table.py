@@ -134,9 +134,11 @@ TABLE: dict[str, Architecture] = {
         shape=_square,
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         added=("resolution", "aspect_ratio"),
-        told=lambda network, x, cond: {}
-        if "resolution" in cond
-        else {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}},
+        told=lambda network, x, cond: (
+            {}
+            if "resolution" in cond
+            else {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
+        ),
         variance=True,
         blocks=["transformer_blocks.*"],
         encode=prompts.pixart,

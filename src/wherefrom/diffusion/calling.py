@@ -30,7 +30,13 @@ def call_plainly(
 
 
 def call_identity(call: Call | None) -> str:
-    """How a network is called, as a short digest; "plain" where nothing adapts it."""
+    """How a network is called, as a short digest; "plain" where nothing adapts it.
+
+    A call that has `fingerprint()` says for itself what it computes.
+    """
+    own = getattr(call, "fingerprint", None)
+    if callable(own):
+        return str(own())
     return "plain" if call in (None, call_plainly) else function_fingerprint(call)
 
 

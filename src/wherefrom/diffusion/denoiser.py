@@ -247,6 +247,7 @@ class Denoiser:
         if sigma.is_floating_point():
             # a fractional timestep has more digits than half precision
             least = torch.float32 if self.process.discrete else x_sigma.dtype
+            least = getattr(self.call, "sigma_dtype", least)
             sigma = sigma.to(torch.promote_types(x_sigma.dtype, least))
         return sigma.to(x_sigma.device, non_blocking=True).expand(len(x_sigma))
 

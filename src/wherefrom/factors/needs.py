@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from ..data.items import Cond
 from ..diffusion.denoiser import Denoiser, check_denoiser
