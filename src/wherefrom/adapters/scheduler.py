@@ -197,8 +197,7 @@ def _continuous(config: Config) -> Schedule:
     """EDM as EulerDiscreteScheduler does it for Stable Video Diffusion: for data of unit variance,
     the network predicting v.
     """
-    alphas = _table(config)
-    alphas = alphas.double().clamp_min(2.0**-24)[[0, -1]]
+    alphas = _table(config).double().clamp_min(2.0**-24)[[0, -1]]
     low, high = ((1 - alphas) / alphas).sqrt().tolist()
     process = EDM(1.0, config.get("sigma_min") or low, config.get("sigma_max") or high)
     return Schedule(process, "log", wrapping="negated preconditioned")
@@ -233,7 +232,7 @@ def _preserving(scheduler: Any, kind: str, config: Config) -> Schedule:
         )
     if prediction == "v_prediction" and config.get("timestep_type") == "continuous":
         return _continuous(config)
-    process = _PREDICTIONS[_prediction(config, _PREDICTIONS)](_table(config, type(scheduler)))
+    process = _PREDICTIONS[_prediction(config, _PREDICTIONS)](_table(config))
     return Schedule(process, "index")
 
 
@@ -246,23 +245,28 @@ def _prediction(config: Config, known: Mapping[str, Any]) -> str:
     return str(prediction)
 
 
-def _table(config: Config, kind: Any = None) -> Tensor:
-    """alphas_cumprod [T] as the network was trained with: of a fresh scheduler of the same config,
+def _table(config: Config) -> Tensor:
+    """alphas_cumprod [T] as the network was trained with: of a fresh scheduler of the same betas,
     as some samplers change theirs.
     """
     diffusers = need("diffusers", "diffusers")
-    fresh = diffusers.DDPMScheduler
+    fresh, names = diffusers.DDPMScheduler, [*_BETAS, "rescale_betas_zero_snr"]
     if "snr_shift_scale" in config:
-        fresh = diffusers.CogVideoXDDIMScheduler
-    elif config.get("beta_schedule") == "exp":  # which only HeunDiscreteScheduler knows
-        fresh = diffusers.HeunDiscreteScheduler
-    table: Tensor = fresh.from_config(dict(config)).alphas_cumprod
+        fresh, names = diffusers.CogVideoXDDIMScheduler, [*names, "snr_shift_scale"]
+    elif config.get("beta_schedule") == "exp":  # which DDPMScheduler does not know
+        fresh, names = diffusers.HeunDiscreteScheduler, _BETAS
+    table: Tensor = fresh(**{name: config[name] for name in names if name in config}).alphas_cumprod
     return table
 
 
 # --- all of them, by name -------------------------------------------------------------------------
 
-_PREDICTIONS = {"epsilon": DDPM, "v_prediction": VPrediction, "sample": SamplePrediction}
+_BETAS = ["num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas"]
+_PREDICTIONS: dict[str, type[DDPM | VPrediction | SamplePrediction]] = {
+    "epsilon": DDPM,
+    "v_prediction": VPrediction,
+    "sample": SamplePrediction,
+}
 _PRECONDITIONED: dict[str, Wrapping] = {
     "epsilon": "preconditioned",
     "v_prediction": "negated preconditioned",
