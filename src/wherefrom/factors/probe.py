@@ -88,6 +88,7 @@ class Probe:
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
+        denoiser.check_adapters()
         denoiser.check_draws(draws)
         one_of("target", target, get_args(Target))
         if precision not in (None, "bf16", "fp32"):
@@ -153,6 +154,7 @@ class Probe:
         """Get ready for a run over so many images in batches of this size: compile where that is
         wanted, or where the run is long enough to repay the minute it takes.
         """
+        self.denoiser.check_adapters()
         cuda = self.denoiser.device.type == "cuda"
         worth = cuda and images * len(self.draws) >= _WORTH * batch
         if worth if self._compile is None else self._compile:
