@@ -6,6 +6,7 @@ each is filled with random numbers.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,6 +134,7 @@ def two() -> nn.Module:
     return network
 
 
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 def test_of_two_adapters_the_active_one_is_tracked():
     network = two()
     activate(network, "person")
@@ -142,6 +144,7 @@ def test_of_two_adapters_the_active_one_is_tracked():
     assert_right(denoiser)
 
 
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 def test_two_active_adapters_are_both_tracked():
     network = two()
     activate(network, "style", "person")
@@ -152,6 +155,7 @@ def test_two_active_adapters_are_both_tracked():
     assert_right(denoiser)
 
 
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 def test_an_adapter_that_is_scaled_by_zero_is_not_tracked():
     network = two()
     activate(network, "style", "person")
@@ -256,6 +260,79 @@ def test_a_copy_that_cannot_be_tracked_is_refused_by_name():
         wherefrom.Denoiser(network, EDM, layers="lora")
     denoiser = wherefrom.Denoiser(network, EDM, layers="lora", exclude=[name])
     assert denoiser.layers == pairs("inner")
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+def each(method: str, *arguments: Any) -> Callable[[nn.Module], None]:
+    """A method of every layer of peft."""
+
+    def change(network: nn.Module) -> None:
+        for layer in tuners(network):
+            getattr(layer, method)(*arguments)
+
+    return change
+
+
+def grow(network: nn.Module) -> None:
+    with torch.no_grad():
+        tuners(network)[0].lora_B["_style"].weight.mul_(1.01)
+
+
+CHANGES = {
+    "a weight": grow,
+    "the scale": each("set_scale", "_style", 0.7),
+    "the active adapter": each("set_adapter", ["person"]),
+    "both active": each("set_adapter", ["_style", "person"]),
+    "disabled": each("enable_adapters", False),
+    "fused": each("merge"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:.*not tracked, as")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_the_adapters_is_seen(name):
+    network = adapted("_style")  # what begins like this is private elsewhere
+    add(network, "person", target_modules=["inner", "outer"])
+    activate(network, "_style")
+    denoiser = wherefrom.Denoiser(network, EDM)
+    before, fitted = denoiser.identity(), tid(denoiser).fit(Items(range(3)))
+    CHANGES[name](network)
+    assert wherefrom.Denoiser(network, EDM).identity() != before
+    with pytest.raises(wherefrom.WherefromError, match="has changed since the curvature was"):
+        fitted.scores(Items([4]), Items(range(3)))
+
+
+def test_a_scale_that_is_given_for_a_pass_is_no_change():
+    network = adapted()
+
+    def call(network: nn.Module, x: Tensor, sigma: Tensor, cond: Any) -> Tensor:
+        each("scale_layer", 0.7)(network)
+        output = network(x, sigma)
+        each("unscale_layer", 0.7)(network)
+        return output
+
+    scale = tuners(network)[0].scaling["default"]
+    assert scale * 0.7 / 0.7 != scale  # or else this says nothing
+    denoiser = wherefrom.Denoiser(network, EDM, call=call)
+    before = denoiser.identity()
+    assert_right(denoiser)
+    assert denoiser.identity() == before
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+def test_a_denoiser_that_was_made_before_its_adapters_were_changed_is_refused():
+    network = seeded(lambda: Net(middle()))
+    early = wherefrom.Denoiser(network, EDM)
+    add(network, "style")
+    with pytest.raises(wherefrom.WherefromError, match="does not run the adapters that it ran"):
+        tid(early)
+    method = tid(wherefrom.Denoiser(network, EDM))
+    add(network, "person", target_modules=["outer"])
+    activate(network, "style", "person")
+    with pytest.raises(wherefrom.WherefromError, match="does not run the adapters that it ran"):
+        method.fit(Items(range(3))).scores(Items([4]), Items(range(3)))
 
 
 # --- what does not run ----------------------------------------------------------------------------
@@ -378,6 +455,7 @@ NOT_PLAIN: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Note that `r` is not used in AdaLora")
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_what_is_no_plain_lora_is_refused_by_class_and_layer(name):
     make, match = NOT_PLAIN[name]
@@ -391,3 +469,175 @@ def test_the_plain_part_of_such_an_adapter_is_tracked_once_the_rest_is_left_out(
     denoiser = wherefrom.Denoiser(network, EDM, layers="lora", exclude=["middle.table"])
     assert denoiser.layers == pairs("inner")
     assert_right(denoiser)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("layers", [None, "lora", ["outer"]])
+def test_an_adapter_that_changes_the_weights_in_every_pass_is_refused(layers):
+    network = adapted(make=Attention, target_modules=["middle.inside"])
+    with pytest.raises(wherefrom.WherefromError, match=r"middle.inside, a MultiheadAttention"):
+        wherefrom.Denoiser(network, EDM, layers=layers)
+
+
+def mixed(name: str) -> wherefrom.Denoiser:
+    """A batch whose images with a positive sum, or all, go through the adapter."""
+    config = peft.LoraConfig(r=2, target_modules=TARGETS)
+    network = peft.get_peft_model(seeded(lambda: Net(middle())), config)
+
+    def call(network: nn.Module, x: Tensor, sigma: Tensor, cond: Any) -> Tensor:
+        all_of_them = name == "default"
+        kept = [all_of_them or float(one.sum()) > 0 for one in x]
+        return network(x, sigma, adapter_names=["default" if one else name for one in kept])
+
+    return wherefrom.Denoiser(filled(network).double().eval(), EDM, call=call)
+
+
+def test_a_batch_of_several_adapters_is_refused_and_one_of_one_is_right():
+    assert_right(mixed("default"))
+    with pytest.raises(wherefrom.WherefromError, match=r"inner.lora_A.default saw \(\d, 8, 8\)"):
+        assert_right(mixed("__base__"))
+
+
+# --- networks of diffusers ------------------------------------------------------------------------
+
+
+def unet() -> Any:
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=5,
+        attention_head_dim=4,
+        norm_num_groups=4,
+    )
+
+
+def transformer() -> Any:
+    from diffusers import SD3Transformer2DModel
+
+    return SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=1,
+        out_channels=1,
+        num_layers=3,
+        attention_head_dim=4,
+        num_attention_heads=2,
+        joint_attention_dim=5,
+        caption_projection_dim=8,
+        pooled_projection_dim=5,
+        pos_embed_max_size=8,
+    )
+
+
+EVERYWHERE = (
+    *("to_q", "to_k", "to_out.0", "proj_in", "conv1", "conv_in", "time_emb_proj"),
+    *("proj", "linear", "proj_out", "context_embedder", "linear_1", "linear_2"),
+)
+
+
+def foreign(make: Callable[[], Any], dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    """One of diffusers' networks with an adapter nearly everywhere."""
+    how = {"r": 2, "target_modules": list(EVERYWHERE), **options}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        network = make().to(dtype)
+        network.add_adapter(peft.LoraConfig(**how))
+    return filled(network)
+
+
+def call_unet(network: Any, x: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
+    return network(x, sigma, cond).sample
+
+
+def call_transformer(network: Any, x: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
+    return network(x, cond, cond.mean(1), sigma).sample
+
+
+BOTH = [(unet, call_unet), (transformer, call_transformer)]
+
+
+@pytest.mark.parametrize(("make", "call"), BOTH)
+def test_networks_of_diffusers_are_right(make, call):
+    network = foreign(make, target_modules=["to_q", "to_out.0", "conv1", "linear"])
+    denoiser = wherefrom.Denoiser(network, EDM, call=call, layers="lora")
+    train, queries = Items(range(4), text=True), Items([8], text=True)
+    found = tid(denoiser).fit(train).scores(queries, train).double()
+    network.eval()
+    expected = kernels_by_autograd(denoiser, draws(), queries, train)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9 * float(expected.max()))
+
+
+@pytest.mark.filterwarnings("ignore:.*not tracked, as")
+@pytest.mark.parametrize("make", [unet, transformer])
+@pytest.mark.parametrize(
+    "options", [{}, {"r": 64}, {"modules_to_save": ["time_embedding", "norm_out"]}]
+)
+def test_blocks_are_those_of_the_network_without_the_adapter(make, options):
+    wanted = wherefrom.Denoiser(make(), EDM).blocks
+    network = foreign(make, **options)
+    assert wherefrom.Denoiser(network, EDM).blocks == wanted
+    network.fuse_lora()
+    assert wherefrom.Denoiser(network, EDM).blocks == wanted
+
+
+@pytest.mark.parametrize("make", [unet, transformer])
+def test_the_ways_of_diffusers_are_seen(make):
+    network = foreign(make)
+    for change, match in [
+        (network.disable_lora, "disabled"),
+        (network.enable_lora, None),
+        (network.fuse_lora, "fused"),
+        (network.unfuse_lora, None),
+        (lambda: network.set_adapters(["default"], weights=[0.0]), "scaled by 0"),
+        (network.unload_lora, "has no LoRA adapter"),
+    ]:
+        change()
+        if match is None:
+            assert "the LoRA adapter 'default'" in wherefrom.Denoiser(network, EDM).tracks
+        else:
+            with pytest.raises(wherefrom.WherefromError, match=match):
+                wherefrom.Denoiser(network, EDM, layers="lora")
+
+
+class Rounded(Items):
+    """Images whose numbers bfloat16 has."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, words = super().__getitem__(index)
+        return x.bfloat16().float(), words.bfloat16().float()
+
+
+@pytest.mark.parametrize(("make", "call"), BOTH)
+def test_an_adapter_in_float32_on_a_base_in_bfloat16_is_right_to_its_rounding(make, call):
+    base = foreign(make, torch.bfloat16, target_modules=["to_q", "to_out.0", "conv1", "linear"])
+    for name, one in base.named_parameters():
+        if "lora_" in name:
+            one.data = one.data.float()
+    train, queries = Rounded(range(8), text=True), Rounded([8, 9], text=True)
+
+    def scores(network: Any) -> Tensor:
+        denoiser = wherefrom.Denoiser(network, EDM, call=call)
+        assert {network.get_submodule(one).weight.dtype for one in denoiser.layers} == {
+            torch.float32
+        }
+        method = wherefrom.TID(denoiser, draws())
+        return method.fit(train).scores(queries, train).double()
+
+    low, wide = scores(base), scores(copy.deepcopy(base).float())
+    assert float((low - wide).norm() / wide.norm()) < 0.1
+    assert torch.corrcoef(torch.stack([low.flatten(), wide.flatten()]))[0, 1] > 0.99

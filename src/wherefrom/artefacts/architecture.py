@@ -122,15 +122,17 @@ def _adapters(thing: Any) -> dict[str, Any]:
     """
     if not all(isinstance(getattr(type(thing), name, None), property) for name in _OF_ADAPTERS):
         return {}
-    scaling = getattr(thing, "scaling", None)
-    scales = sorted(scaling.items()) if isinstance(scaling, Mapping) else []
-    return {
-        "adapters": (
-            thing.disable_adapters,
-            *(tuple(thing.active_adapters), tuple(thing.merged_adapters)),
-            tuple((name, scale) for name, scale in scales if is_plain(scale)),
+    active, merged = tuple(thing.active_adapters), tuple(thing.merged_adapters)
+    found: dict[str, Any] = {"adapters": (active, merged, bool(thing.disable_adapters))}
+    scales = getattr(thing, "scaling", None)
+    if isinstance(scales, Mapping):
+        # a scale for one pass is multiplied and divided out again, which rounds
+        found["scaling"] = tuple(
+            (name, f"{scale:.9g}")
+            for name, scale in sorted(scales.items())
+            if isinstance(scale, int | float)
         )
-    }
+    return found
 
 
 def is_plain(value: Any) -> bool:

@@ -30,6 +30,7 @@ from ..layers.discovery import (
     shared,
 )
 from ..layers.kinds import own_parameters
+from ..layers.lora import running_adapters
 from .calling import (
     Call,
     as_given,
@@ -116,6 +117,7 @@ class Denoiser:
         self._blocks = None if blocks is None else named(network, list(blocks), "blocks")
         with turn(network):  # while somebody evaluates it, its flags are not its own
             self._layers, self._words, self.idle = choose_layers(network, layers, self._excluded)
+            self._adapters = running_adapters(network)
         # what is tracked, by the caller or as that which was trained
         self.chosen = self._layers is not None or exclude is not None
         self._frozen_by = 0  # the thread, if any
@@ -217,6 +219,14 @@ class Denoiser:
         it.
         """
         return for_network(self.network, x, cond, directly=self.call is call_plainly)
+
+    def check_adapters(self) -> None:
+        """Refuse a network that runs other adapters than those that its layers were chosen for."""
+        if running_adapters(self.network) != self._adapters:
+            raise WherefromError(
+                f"{type(self.network).__name__} does not run the adapters that it ran when the "
+                "denoiser was made: put them back as they were, or make another wherefrom.Denoiser"
+            )
 
     def check_draws(self, draws: Draws) -> None:
         """Refuse draws of another process."""

@@ -88,6 +88,7 @@ class Probe:
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
+        denoiser.check_adapters()
         denoiser.check_draws(draws)
         one_of("target", target, get_args(Target))
         self.bf16 = in_bf16(denoiser, precision)
@@ -151,6 +152,7 @@ class Probe:
         """Get ready for a run over so many images in batches of this size: compile where that is
         wanted, or where the run is long enough to repay the minute it takes.
         """
+        self.denoiser.check_adapters()
         cuda = self.denoiser.device.type == "cuda"
         worth = cuda and images * len(self.draws) >= _WORTH * batch
         if worth if self._compile is None else self._compile:

@@ -71,9 +71,15 @@ def has_adapters(network: nn.Module) -> bool:
 
 def runs_adapters(network: nn.Module) -> bool:
     """Whether an adapter takes part in the network's passes."""
-    if any(_tuners(network)):
-        return any(running(layer) for _, layer in _tuners(network))
-    return any(_running_copy(wrapper) is not None for _, wrapper in _saved(network))
+    layers = [running(layer) for _, layer in _tuners(network)]
+    return any(layers) if layers else any(running_adapters(network).values())
+
+
+def running_adapters(network: nn.Module) -> dict[str, list[str]]:
+    """The adapters that run, by the names of the modules that peft put into the network."""
+    found = {name: running(layer) for name, layer in _tuners(network)}
+    copies = {name: _running_copy(wrapper) for name, wrapper in _saved(network)}
+    return found | {name: [] if copy is None else [copy] for name, copy in copies.items()}
 
 
 def why_not(network: nn.Module) -> str:
