@@ -19,6 +19,7 @@ ROOMS = [
     "diffusion",
     "models",
     "factors",
+    "adapters",
     "attribution",
     "search",
     "tid",

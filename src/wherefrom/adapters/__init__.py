@@ -1,0 +1,1 @@
+"""Models of other libraries: their networks, schedulers, encoders and pipelines, made ready."""
