@@ -78,9 +78,8 @@ def pictures(images: Any, size: Size | None, channels: int = 3) -> LazyImages:
     single = hasattr(images, "getbands")  # a PIL image
     if single or not (hasattr(images, "__getitem__") and hasattr(images, "__len__")):
         raise WherefromError(f"images is {type(images).__name__}: {_KINDS}")
-    made = OfDataset(images, size, channels)
-    _say_range(made)
-    return made
+    _say_range(OfDataset(images, None, channels))  # whole: what is made smaller has other ends
+    return OfDataset(images, size, channels)
 
 
 def is_hub(images: Any) -> bool:
@@ -203,8 +202,10 @@ class OfDataset(Pictures):
     def opened(self, index: int) -> Any:
         name = f"item {index} of the data set"
         if isinstance(self.source, Images) and _is_bytes(self.source.pixels):
-            pixels: Any = self.source.pixels[index]  # [C, h, w]
-            return _pixels(torch.as_tensor(np.array(pixels)), self.channels, name)
+            pixels = self.source.pixels[index]  # [C, h, w]
+            # a copy: torch must not be handed the read-only memory of a mapped file
+            held = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.array(pixels))
+            return _pixels(held, self.channels, name)
         return _pixels(split(several(self.source, [index])[0], name)[0], self.channels, name)
 
     def content(self) -> str:
