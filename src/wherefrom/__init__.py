@@ -8,6 +8,7 @@ from .diffusion.process import DDPM, EDM, FlowMatching, Process, VPrediction
 from .diffusion.sampling import sample
 from .diffusion.training import train
 from .errors import WherefromError
+from .factors.needs import Needs, needs
 from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
 from .tid.teacher import TID
@@ -31,6 +32,7 @@ __all__ = [
     "Factors",
     "FlowMatching",
     "LayerKind",
+    "Needs",
     "Part",
     "Preset",
     "Process",
@@ -42,6 +44,7 @@ __all__ = [
     "lambda_rank_loss",
     "layer_kind",
     "models",
+    "needs",
     "preset",
     "sample",
     "train",
