@@ -11,6 +11,7 @@ from .diffusion.sampling import sample
 from .diffusion.training import train
 from .diffusion.variance_preserving import DDPM, SamplePrediction, VPrediction
 from .errors import WherefromError
+from .factors.needs import Needs, needs
 from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
 from .tid.teacher import TID
@@ -35,6 +36,7 @@ __all__ = [
     "FlowMatching",
     "LayerKind",
     "Model",
+    "Needs",
     "Part",
     "Preset",
     "Process",
@@ -50,6 +52,7 @@ __all__ = [
     "lambda_rank_loss",
     "layer_kind",
     "models",
+    "needs",
     "preset",
     "sample",
     "train",

@@ -27,6 +27,7 @@ from ..factors.kernel import (
     preconditioned_gradients,
     summed_gradient,
 )
+from ..factors.needs import check_query
 from ..factors.probe import Precision, Probe
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
@@ -75,6 +76,8 @@ class KFACInfluence(Attributor):
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """The influence of all of the training set, in one chunk."""
         x, cond = self.curvature.ready(queries, dataset, batch_size)
+        summed = sum(part.columns * part.outputs for part in self.probe.parts)
+        check_query(self.probe, cond, each=4 * summed)  # over draws, in float32
         return self._chunks(x, cond, dataset, batch_size)
 
     def _chunks(self, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:

@@ -28,6 +28,7 @@ from ..running.modes import outside_inference
 from ..running.progress import bar
 from .kernel import Normalize, Roots, weights
 from .moments import Moments
+from .needs import check_curvature
 from .probe import Probe, one_of
 
 CurvatureKind = Literal["empirical", "sampled", "identity"]
@@ -128,6 +129,8 @@ class Curvature:
             about: settings that are kept beside it, for whoever loads it.
         """
         batch_size = check_batch_size(batch_size)
+        if self.kind != "identity":
+            check_curvature(self.probe)
         probe, chosen, pulse = self.probe, self._chosen(dataset, samples), self._now()
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}
         artefact = Artefact.claim(store, "curvature", {**self.identity(), **data})
@@ -247,6 +250,7 @@ class Curvature:
         if self.kind == "identity":
             self._take(None, artefact, pulse)
             return self
+        check_curvature(self.probe)
         moments = self._empty()
         moments.restore(artefact.read("moments"), artefact.state["counts"])
         self._take(moments, artefact, pulse)

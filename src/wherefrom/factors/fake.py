@@ -43,9 +43,7 @@ class Seen:
             self.factors += b.numel() + (0 if a is None else a.numel())
 
 
-def fake_pass(
-    denoiser: Denoiser, shape: tuple[int, ...], cond: Cond, dtype: torch.dtype
-) -> Seen:
+def fake_pass(denoiser: Denoiser, shape: tuple[int, ...], cond: Cond, dtype: torch.dtype) -> Seen:
     """What tracked layers see in a pass of one image; of a network whose way depends on numbers,
     which there are none of, only why it failed.
     """

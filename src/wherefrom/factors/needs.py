@@ -152,12 +152,12 @@ def root_bytes(part: Part, dtype: torch.dtype) -> int:
 
 
 def workspace_bytes(parts: Sequence[Part]) -> int:
-    """While the largest root is made: a moment in float64, its Cholesky factor, and the inverse of
-    that.
+    """While the largest root is made: a moment in float64, its Cholesky factor, the inverse of
+    that, and as much again for the halves that it is put together from.
     """
     sides = [part.outputs for part in parts if not part.diagonal]
     sides += [part.columns for part in parts if part.inputs]
-    return 3 * 8 * max(sides, default=0) ** 2
+    return 4 * 8 * max(sides, default=0) ** 2
 
 
 def check_curvature(probe: Probe) -> None:

@@ -321,7 +321,7 @@ class Probe:
 
 
 def in_bf16(denoiser: Denoiser, precision: Precision | None) -> bool:
-    """Whether passes run in bf16; the meta device stands for the GPU that a network is meant for."""
+    """Whether passes run in bf16; the meta device stands for the GPU that it is meant for."""
     if precision not in (None, "bf16", "fp32"):
         raise WherefromError(f"precision is {precision!r}; choose 'bf16' or 'fp32'")
     return denoiser.device.type in ("cuda", "meta") if precision is None else precision == "bf16"

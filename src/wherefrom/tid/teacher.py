@@ -34,6 +34,7 @@ from ..factors.kernel import (
     preconditioned_side,
     weights,
 )
+from ..factors.needs import check_query
 from ..factors.probe import Health, Precision, Probe, Target, one_of
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
@@ -137,6 +138,7 @@ class TID(Attributor):
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """tau of chunk after chunk of the training set, (first index, [Q, n])."""
         x, cond = self.curvature.ready(queries, dataset, batch_size)
+        check_query(self.probe, cond)
         return self._chunks(x, cond, dataset, batch_size)
 
     @outside_inference
@@ -198,6 +200,7 @@ class TID(Attributor):
                                 kernel = self._kernel(sides, *batch, m, indices[rows])
                                 tau[some, rows] += kernel.float() ** 2 / draws
                                 progress.update(len(indices[rows]))
+                            sides.clear()  # before the next are made
                         if not bool(torch.isfinite(tau).all()):
                             probe.diagnose(x, train_cond, [m], "train", indices)
                 probe.warn_of_silent_layers()
