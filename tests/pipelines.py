@@ -394,3 +394,43 @@ def shared(name: str) -> Any:
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(name: str) -> dict[str, Any]:
+    """What a pipeline is asked for: two texts or classes, and the size of the tiny ones."""
+    if name == "ddpm":
+        return {"texts": None, "given": {"batch_size": 2}}
+    texts: list[Any] = [1, 2] if name == "dit" else ["a cat", "the red moon"]
+    sizes = {
+        "sd": {"height": 16, "width": 16},
+        "wan": {"height": 16, "width": 16, "num_frames": 5},
+        "ltx": {"height": 64, "width": 64, "num_frames": 9},
+        "flux": {"height": 16, "width": 16},
+        "pixart": {"use_resolution_binning": False, "height": 16, "width": 16},
+    }
+    return {"texts": texts, "given": sizes.get(name, {})}
+
+
+def generated(
+    name: str,
+    pipe: Any,
+    steps: int = 3,
+    guidance: float | None = None,
+    texts: Any = None,
+    output_type: str = "latent",
+    **more: Any,
+) -> Any:
+    """What a pipeline makes of its texts: latents, where it gives them."""
+    asked = inputs(name)
+    given = {**asked["given"], "num_inference_steps": steps, **more}
+    if asked["texts"] is not None:
+        if guidance is not None:
+            given["true_cfg_scale" if name == "flux" else "guidance_scale"] = guidance
+            if name == "flux":
+                given["negative_prompt"] = [""] * len(texts or asked["texts"])
+        if name != "dit":
+            given["output_type"] = output_type
+    given.setdefault("generator", torch.Generator().manual_seed(0))
+    positional = [] if asked["texts"] is None else [texts or asked["texts"]]
+    made = pipe(*positional, **given)
+    return next(iter(made.values()))

@@ -79,6 +79,11 @@ class PipelineEncoder:
     @torch.no_grad()
     def conditions(self, texts: Sequence[Any]) -> Cond:
         """The conditions of prompts, or of classes, one row each, on the CPU."""
+        if not self.names:
+            raise WherefromError(
+                f"{type(self._pipe).__name__} generates without a condition: leave captions and "
+                "prompts out"
+            )
         words = any(isinstance(text, str) for text in texts)
         if self._row.encode is None or (words and not hasattr(self._pipe, "encode_prompt")):
             raise WherefromError(
@@ -131,11 +136,10 @@ def scaling(vae: Any) -> tuple[Tensor, Tensor]:
     """What is taken from a posterior's mode, and what the rest is multiplied by: each a number, or
     one for each channel.
     """
-    config: Mapping[str, Any] = vae.config
+    known_by: Mapping[str, Any] = {**dict(vae.named_buffers(recurse=False)), **vae.config}
 
     def value(name: str, otherwise: float) -> Tensor:
-        known = config.get(name)
-        known = getattr(vae, name, None) if known is None else known
+        known = known_by.get(name)
         return torch.as_tensor(otherwise if known is None else known, dtype=torch.float32).cpu()
 
     mean = value("latents_mean", 0.0)

@@ -57,13 +57,8 @@ def _classes(labels: Sequence[Any], most: int) -> dict[str, Tensor]:
 
 
 def unet_classes(pipe: Any, labels: Sequence[Any], pixels: Size) -> dict[str, Tensor]:
-    """UNet2DModel, which has classes or nothing."""
-    config = pipe.unet.config
-    if not config.num_class_embeds:
-        raise WherefromError(
-            f"{type(pipe).__name__} generates without a condition: leave captions and prompts out"
-        )
-    return _classes(labels, config.num_class_embeds)
+    """UNet2DModel, where it has classes."""
+    return _classes(labels, pipe.unet.config.num_class_embeds)
 
 
 def dit(pipe: Any, labels: Sequence[Any], pixels: Size) -> dict[str, Tensor]:

@@ -1,0 +1,421 @@
+"""Diffusers pipelines in ten lines: every network is called as its own pipeline calls it, its
+gradients are those of plain autograd, and what TIDE reads is the image's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor
+
+import wherefrom
+from pipelines import MAKERS, SIZES, WORDS, generated, inputs, network_of, noise, pipeline, shared
+from wherefrom.adapters.architecture import Adapter
+from wherefrom.data.items import map_cond
+from wherefrom.diffusion.streams import Taps, listening
+from wherefrom.reference import Reference
+
+NAMES = list(MAKERS)
+
+
+def model_of(name: str, pipe: Any = None, **options: Any) -> wherefrom.Model:
+    return wherefrom.from_pipeline(pipe or shared(name), size=SIZES.get(name), **options)
+
+
+def texts_of(name: str, count: int) -> list[Any] | None:
+    if name == "ddpm":
+        return None
+    return [place % 3 for place in range(count)] if name == "dit" else list(WORDS[:count])
+
+
+def items_of(name: str, model: wherefrom.Model, count: int = 4) -> list[Any]:
+    """Latents of noise with encoded prompts, in float64."""
+    texts, x = texts_of(name, count), noise(count, *model.shape, seed=5).double()
+    if texts is None:
+        return list(x)
+    cond = map_cond(
+        model.encoder.conditions(texts),
+        lambda value: value.double() if value.is_floating_point() else value,
+    )
+    if name == "flux":  # 512 tokens of text for 16 of the image
+        cond["encoder_hidden_states"] = cond["encoder_hidden_states"][:, :24]
+    return [(x[i], map_cond(cond, lambda value, i=i: value[i])) for i in range(count)]
+
+
+def floats(items: list[Any]) -> list[Any]:
+    return [(x.float(), map_cond(cond, lambda value: value.float())) for x, cond in items]
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Tensor:
+    """tau [Q, N] from the parameters' own gradients by plain autograd, one image at a time, under
+    the reference's K-FAC.
+    """
+    denoiser, draws = exact.denoiser, exact.draws
+    modules = [denoiser.network.get_submodule(layer) for layer in denoiser.layers]
+
+    def gradients(item: Any, m: int) -> list[Tensor]:
+        x, cond = item if isinstance(item, tuple) else (item, None)
+        level = draws.sigmas[m]
+        x_sigma = denoiser.process.add_noise(x[None], level, draws.noises[m][None].double())
+        own = map_cond(cond, lambda value: value[None])
+        output = denoiser.call(denoiser.network, x_sigma, denoiser.sigma_for(x_sigma, level), own)
+        weights = [one for module in modules for one in module.parameters(recurse=False)]
+        found = iter(torch.autograd.grad(output.sum(), weights, allow_unused=True))
+        made = []
+        for module in modules:
+            parts = []
+            for weight in module.parameters(recurse=False):
+                grad = next(found)
+                grad = torch.zeros_like(weight) if grad is None else grad
+                parts.append(grad.flatten(1) if weight.ndim > 1 else grad[:, None])
+            made.append(torch.cat(parts, 1))
+        return made
+
+    tau = torch.zeros(len(queries), len(dataset), dtype=torch.float64)
+    for m in range(len(draws)):
+        theirs = [gradients(item, m) for item in dataset]
+        for q, item in enumerate(queries):
+            whitened = [
+                exact.inverses[layer][1] @ grad @ exact.inverses[layer][0]
+                for layer, grad in zip(denoiser.layers, gradients(item, m), strict=True)
+            ]
+            for i, grads in enumerate(theirs):
+                kernel = sum(float((a * b).sum()) for a, b in zip(whitened, grads, strict=True))
+                tau[q, i] += kernel**2 / len(draws)
+    return tau
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_those_of_the_parameters_own_gradients_under_kfac(name: str) -> None:
+    pipe = pipeline(name)
+    model = model_of(name, pipe)
+    items, draws = items_of(name, model, 3), model.draws(2)
+    network_of(pipe).double().requires_grad_(True)
+    exact = Reference(model.denoiser, draws, normalize="none").fit(items)
+    truth = by_autograd(exact, items[:1], items)
+    tid = wherefrom.TID(model.denoiser, draws, normalize="none").fit(items, batch_size=2)
+    scores = tid.scores(items[:1], items)
+    assert not model.denoiser.silent
+    assert ((scores - truth).abs() / truth).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["sd", "sd3"])
+def test_conditions_with_a_gradient_score_as_those_without(name: str) -> None:
+    model = model_of(name)
+    items = [
+        (x.float(), map_cond(cond, lambda value: value.float()))
+        for x, cond in items_of(name, model)
+    ]
+    wanting = [
+        (x, map_cond(cond, lambda value: value.clone().requires_grad_())) for x, cond in items
+    ]
+    scores = [
+        wherefrom.TID(model.denoiser, model.draws(2)).fit(one).scores(one[:2], one)
+        for one in (items, wanting)
+    ]
+    assert torch.equal(*scores)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_is_called_as_its_own_pipeline_calls_it(name: str) -> None:
+    pipe = shared(name)
+    model = model_of(name)
+    network, adapter, calls = network_of(pipe), model.denoiser.call, []
+    assert isinstance(adapter, Adapter)
+    handle = network.register_forward_hook(
+        lambda module, args, kwargs, output: calls.append((args, kwargs, output[0])),
+        with_kwargs=True,
+    )
+    try:
+        generated(name, pipe, steps=3)
+    finally:
+        handle.remove()
+    assert len(calls) >= 3
+    for args, kwargs, raw in calls:
+        heard = adapter.heard(network, args, kwargs, model.shape)
+        if adapter.row.packing is not None:
+            raw = adapter.row.packing.unpacked(network, raw, model.shape)
+        raw = raw[:, : model.shape[0]]  # without a learned variance
+        if not model.denoiser.process.range[0] <= heard.sigma <= model.denoiser.process.range[1]:
+            continue  # where nothing of the image is left
+        wanted = adapter.schedule.output(raw, heard.x_sigma, heard.sigma)
+        made = model.denoiser(heard.x_sigma, heard.sigma, heard.cond)
+        assert torch.allclose(made, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_are_encoded_as_the_pipeline_encodes_them(name: str) -> None:
+    if name == "ddpm":
+        pytest.skip("it has no condition")
+    pipe, model = shared(name), model_of(name)
+    calls: list[Any] = []
+    network, adapter = network_of(pipe), model.denoiser.call
+    assert isinstance(adapter, Adapter)
+    handle = network.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+    )
+    try:
+        generated(name, pipe, steps=2, guidance=1.0)
+    finally:
+        handle.remove()
+    cond = adapter.heard(network, *calls[0], model.shape).cond
+    mine = model.encoder.conditions(inputs(name)["texts"])
+    assert isinstance(cond, dict)
+    assert isinstance(mine, dict)
+    assert sorted(cond) == sorted(mine)
+    for key, value in mine.items():
+        assert torch.allclose(cond[key].double(), value.double(), atol=1e-6), key
+
+
+def test_a_guided_network_of_flux_is_told_its_guidance() -> None:
+    from pipelines import flux, seeded
+
+    with seeded():
+        pipe = flux(guidance_embeds=True)
+    model = wherefrom.from_pipeline(pipe, size=16)
+    items = items_of("flux", model, 2)
+    x, cond = items[0]
+    given = map_cond(cond, lambda value: value.float()[None])
+    assert model.denoiser(x.float()[None], 0.5, given).shape == (1, *model.shape)
+
+
+# --- latents --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "scale"),
+    [("sd", 0.0, 0.18215), ("sdxl", 0.1, 0.5 / 2.0), ("sd3", 0.1, 1.5), ("flux", 0.1, 0.4)],
+)
+def test_latents_are_the_mode_shifted_and_scaled(name: str, mean: float, scale: float) -> None:
+    pipe, x = shared(name), noise(3, 3, 16, 16).clamp(-1, 1)
+    data = model_of(name).dataset(x, texts_of(name, 3))
+    with torch.no_grad():
+        mode = pipe.vae.encode(x).latent_dist.mode()
+    made = torch.stack([data[i][0] for i in range(3)])
+    assert torch.allclose(made, (mode - mean) * scale, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl", "sd3", "flux", "wan"])
+def test_a_pipeline_decodes_its_own_latents_to_what_ours_stand_for(name: str) -> None:
+    """What a pipeline makes as latents and as images is one and the same, by our own encoder."""
+    pipe, model = shared(name), model_of(name)
+    latents = generated(name, pipe, steps=2)
+    mean, scale = (value.reshape(-1, *[1] * (len(model.shape) - 1)) for value in _scaling(pipe))
+    made = model.queries(latents, texts_of(name, len(latents)))
+    unscaled = torch.stack([made[i][0] for i in range(len(latents))]) / scale + mean
+    with torch.no_grad():
+        image = pipe.vae.decode(unscaled).sample
+    seen = generated(name, pipe, steps=2, output_type="pt")
+    seen = seen.movedim(1, 2) if name == "wan" else seen
+    assert torch.allclose((image / 2 + 0.5).clamp(0, 1), seen, atol=1e-4)
+
+
+def _scaling(pipe: Any) -> tuple[Tensor, Tensor]:
+    config = pipe.vae.config
+    mean = torch.tensor(config.get("latents_mean") or [config.get("shift_factor") or 0.0])
+    std = torch.tensor(config.get("latents_std") or [1.0])
+    return mean, config.get("scaling_factor", 1.0) / std
+
+
+def test_a_vae_in_train_mode_and_half_precision_is_left_as_it_was() -> None:
+    pipe = pipeline("sdxl")
+    pipe.vae.train().half()
+    pipe.text_encoder.train()
+    model_of("sdxl", pipe).dataset(noise(2, 3, 16, 16).clamp(-1, 1), "a cat")
+    assert pipe.vae.training
+    assert pipe.vae.dtype == torch.float16
+    assert pipe.text_encoder.training
+
+
+def test_encoders_that_start_in_train_mode_encode_without_dropout() -> None:
+    pipe = pipeline("sd3")
+    pipe.text_encoder_3.train()
+    encoder = model_of("sd3", pipe).encoder
+    once, again = (encoder.conditions(["a cat"]) for _ in range(2))
+    assert isinstance(once, dict)
+    assert isinstance(again, dict)
+    assert all(torch.equal(once[key], again[key]) for key in once)
+
+
+# --- what TIDE reads ------------------------------------------------------------------------------
+
+TOKENS = {"dit": 4, "pixart": 16, "sd3": 16, "flux": 16, "wan": 2, "ltx": 8, "stable_audio": 9}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_streams_have_the_images_positions(name: str) -> None:
+    model = model_of(name)
+    items = items_of(name, model, 2)
+    x = torch.stack([one[0] if isinstance(one, tuple) else one for one in items]).float()
+    cond = _batched(items)
+    shapes = Taps(model.denoiser, model.shape).shapes(x, cond)
+    if name in TOKENS:
+        assert [shape[0] for shape in shapes] == [TOKENS[name]]
+    else:  # a UNet's: whole grids
+        assert {shape[1:] for shape in shapes} == {(8, 8), (4, 4)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_streams_move_with_the_image_alone_and_with_the_prompt_alone(name: str) -> None:
+    model = model_of(name)
+    items = items_of(name, model, 2)
+    x = torch.stack([one[0] if isinstance(one, tuple) else one for one in items]).float()
+    cond, sigma = _batched(items), model.denoiser.process.grid(3)[1]
+    taps = Taps(model.denoiser, model.shape)
+
+    def streams(image: int, prompt: int) -> list[Tensor]:
+        own = map_cond(cond, lambda value: value[prompt : prompt + 1])
+        with listening(taps), torch.no_grad():
+            model.denoiser(x[image : image + 1], sigma, own)
+            return taps.streams
+
+    first, other = streams(0, 0), streams(1, 0)
+    assert all(not torch.allclose(a, b, atol=1e-4) for a, b in zip(first, other, strict=True))
+    if cond is not None:
+        prompted = streams(0, 1)
+        assert any(
+            not torch.allclose(a, b, atol=1e-6) for a, b in zip(first, prompted, strict=True)
+        )
+
+
+def _batched(items: list[Any]) -> Any:
+    if not isinstance(items[0], tuple):
+        return None
+    return {
+        key: torch.stack([cond[key] for _, cond in items]).float()
+        if items[0][1][key].is_floating_point()
+        else torch.stack([cond[key] for _, cond in items])
+        for key in items[0][1]
+    }
+
+
+# --- what is found, said and refused --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_describe_shows_what_was_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = model_of(name).describe()
+    shown = capsys.readouterr().out
+    assert shown == f"{text}\n"
+    for word in (type(shared(name)).__name__, type(network_of(shared(name))).__name__, "curvature"):
+        assert word in shown
+    assert all(len(line) < 260 for line in shown.split("\n"))
+
+
+def test_the_null_condition_is_the_pipelines_own() -> None:
+    assert model_of("dit").null(2)["class_labels"].tolist() == [1000, 1000]  # type: ignore[index,call-overload]
+    assert model_of("ddpm").null() is None
+    audio = model_of("stable_audio").null()
+    assert isinstance(audio, dict)
+    assert not audio["encoder_hidden_states"].any()
+    assert audio["global_hidden_states"].any()
+    xl = model_of("sdxl").null()
+    assert isinstance(xl, dict)
+    assert not xl["encoder_hidden_states"].any()
+    assert xl["time_ids"].tolist() == [[16, 16, 0, 0, 16, 16]]
+
+
+def test_a_size_of_ones_own_changes_the_latents() -> None:
+    model = wherefrom.from_pipeline(shared("sd"), size=(32, 16))
+    assert model.shape == (4, 16, 8)
+    assert model.pixels == (32, 16)
+    data = model.dataset(noise(2, 3, 32, 16).clamp(-1, 1), "a cat")
+    assert data[0][0].shape == (4, 16, 8)
+
+
+@pytest.mark.parametrize(("name", "size"), [("sd", 15), ("wan", (6, 16, 16)), ("wan", (16, 16))])
+def test_a_size_that_makes_no_latents_is_refused(name: str, size: Any) -> None:
+    with pytest.raises(wherefrom.WherefromError, match="size"):
+        wherefrom.from_pipeline(shared(name), size=size)
+
+
+def test_what_is_no_pipeline_is_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="from_model"):
+        wherefrom.from_pipeline(network_of(shared("sd")))
+
+
+def test_a_network_that_is_not_known_is_refused_with_the_way_out() -> None:
+    with pytest.raises(wherefrom.WherefromError, match=r"wherefrom\.Denoiser\(network"):
+        wherefrom.from_model(torch.nn.Linear(3, 3), diffusers.DDPMScheduler())
+
+
+def test_a_network_that_sees_more_than_the_image_is_refused() -> None:
+    pipe = pipeline("sd")
+    pipe.unet = network_of(pipeline_with(in_channels=9))
+    with pytest.raises(wherefrom.WherefromError, match="9 channels where the VAE makes 4"):
+        wherefrom.from_pipeline(pipe)
+
+
+def pipeline_with(**changes: Any) -> Any:
+    from pipelines import sd, seeded
+
+    with seeded():
+        return sd(**changes)
+
+
+def test_a_text_model_without_captions_is_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="give captions"):
+        model_of("sd").dataset(noise(2, 3, 16, 16).clamp(-1, 1))
+
+
+def test_captions_of_a_model_without_a_condition_are_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="without a condition"):
+        model_of("ddpm").dataset(noise(2, 3, 8, 8).clamp(-1, 1), ["a", "b"])
+
+
+def test_a_class_that_the_network_does_not_have_is_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="1001 is no class"):
+        model_of("dit").dataset(noise(2, 3, 16, 16).clamp(-1, 1), [0, 1001])
+
+
+def test_a_condition_that_the_network_does_not_take_is_refused() -> None:
+    model = model_of("sd")
+    with pytest.raises(wherefrom.WherefromError, match="takes no condition 'text'"):
+        model.denoiser(noise(1, 4, 8, 8), 10, {"text": noise(1, 12, 8)})
+
+
+def test_from_model_takes_latents_and_conditions_by_the_networks_own_names() -> None:
+    pipe = shared("sd")
+    model = wherefrom.from_model(pipe.unet, pipe.scheduler)
+    items = floats(items_of("sd", model_of("sd")))
+    scores = wherefrom.TID(model.denoiser, model.draws(2)).fit(items).scores(items[:1], items)
+    whole = model_of("sd")
+    same = wherefrom.TID(whole.denoiser, whole.draws(2)).fit(items).scores(items[:1], items)
+    assert torch.equal(scores, same)
+    with pytest.raises(wherefrom.WherefromError, match="from_pipeline"):
+        model.dataset(noise(2, 4, 8, 8), "a cat")
+
+
+def test_layers_that_require_gradients_are_what_trainable_tracks() -> None:
+    pipe = pipeline("sd")
+    pipe.unet.requires_grad_(False)
+    pipe.unet.mid_block.requires_grad_(True)
+    model = model_of("sd", pipe, layers="trainable")
+    assert all(layer.startswith("mid_block") for layer in model.denoiser.layers)
+
+
+def test_fused_projections_are_followed_as_the_layers_that_run() -> None:
+    pipe = pipeline("sd")
+    plain, items = model_of("sd", pipe), floats(items_of("sd", model_of("sd")))
+    x, cond = items[0]
+    given = map_cond(cond, lambda value: value[None])
+    before = plain.denoiser(x[None], 10, given)
+    pipe.fuse_qkv_projections(vae=False)
+    model = model_of("sd", pipe)
+    assert torch.allclose(model.denoiser(x[None], 10, given), before, atol=1e-5)
+    with pytest.warns(UserWarning, match="never|no part|not run|took part"):
+        tid = wherefrom.TID(model.denoiser, model.draws(2)).fit(items)
+    assert torch.isfinite(tid.scores(items[:1], items)).all()
+    assert any("to_qkv" in layer for layer in model.denoiser.layers)
+    assert all(
+        layer not in model.denoiser.silent for layer in model.denoiser.layers if "to_qkv" in layer
+    )
