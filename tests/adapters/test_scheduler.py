@@ -22,6 +22,9 @@ import wherefrom
 from wherefrom.adapters.scheduler import _READERS, _REFUSED, Schedule, read_scheduler
 from wherefrom.artefacts.identity import fingerprint
 
+# of numpy, by the schedulers themselves
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+
 X, N = torch.randn(2, 2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
@@ -175,6 +178,27 @@ def test_every_step_of_a_sampler_estimates_the_image_that_the_target_means(name,
             timestep += 125
         step = scheduler.step(output, timestep, x_sigma)
         assert torch.allclose(step.pred_original_sample, X, atol=1e-3)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_a_distilled_sampler_s_network_is_of_the_process_it_was_distilled_from(prediction):
+    scheduler = made("LCM", prediction_type=prediction, **BETAS)
+    schedule = read_scheduler(scheduler)
+    scheduler.set_timesteps(4)
+    timestep = scheduler.timesteps[1]
+    x_sigma = schedule.process.add_noise(X, schedule.sigma(timestep), N)
+    output = schedule.process.target(X, schedule.sigma(timestep), N)
+    step = scheduler.step(output, timestep, x_sigma, torch.Generator().manual_seed(0))
+    assert torch.allclose(step.denoised, X, atol=1e-3)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample"])
+def test_the_prior_s_sampler_estimates_the_image_that_the_target_means(prediction):
+    scheduler = made("UnCLIP", prediction_type=prediction, clip_sample=False)
+    process, sigma = wherefrom.from_scheduler(scheduler), torch.tensor(600)
+    x_sigma, output = process.add_noise(X, sigma, N), process.target(X, sigma, N)
+    step = scheduler.step(output, 600, x_sigma, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(step.pred_original_sample, X, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -446,6 +470,8 @@ def test_what_is_given_in_half_precision_stays_in_it(schedule):
 def test_a_schedule_is_plain_data_with_a_digest_of_its_own():
     digests = {fingerprint(read_scheduler(one)) for one in SCHEDULES.values()}
     assert len(digests) == len(SCHEDULES)
+    whole, real = made("EDMEuler", sigma_max=80, rho=7), made("EDMEuler", sigma_max=80.0)
+    assert fingerprint(read_scheduler(whole)) == fingerprint(read_scheduler(real))
     again = read_scheduler(made("DDPM"))
     assert fingerprint(again) == fingerprint(read_scheduler(SCHEDULES["ddpm"]))
     for field in dataclasses.fields(again)[1:]:
