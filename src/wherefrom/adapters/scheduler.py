@@ -122,7 +122,7 @@ def from_scheduler(scheduler: Any) -> Process:
     What the config does not say is taken so: the levels of a flow lie at the scheduler's `shift`,
     or, where that depends on the image's size (`use_dynamic_shifting`), at the `max_shift` of large
     images; a flow ends one training timestep before either end; EDM's training levels are those of
-    its paper.
+    its paper. The process alone does not precondition a network, as the samplers of EDM do.
 
     Args:
         scheduler: any of diffusers whose networks take images, or latents, with Gaussian noise;
@@ -175,8 +175,9 @@ def _flow(scheduler: Any, kind: str, config: Config) -> Schedule:
 def _shift(kind: str, config: Config) -> float:
     """Of the levels that a flow's sampler takes."""
     if config.get("use_dynamic_shifting"):
-        most = float(config.get("max_shift", 1.15))  # as pipelines have it where the config has not
-        return math.exp(most) if config.get("time_shift_type") != "linear" else most
+        most = config.get("max_shift")
+        most = 1.15 if most is None else float(most)  # as pipelines have it where none is said
+        return most if config.get("time_shift_type") == "linear" else math.exp(most)
     return float(config.get("shift" if kind in _FLOWS else "flow_shift", 1.0))
 
 
@@ -184,11 +185,11 @@ def _shift(kind: str, config: Config) -> float:
 
 
 def _edm(scheduler: Any, kind: str, config: Config) -> Schedule:
-    rho = config["rho"] if config["sigma_schedule"] == "karras" else _GEOMETRIC
-    ends = config["sigma_min"], config["sigma_max"]
+    rho = float(config["rho"]) if config["sigma_schedule"] == "karras" else _GEOMETRIC
+    data, low, high = (float(config[name]) for name in ("sigma_data", "sigma_min", "sigma_max"))
     # Stable Audio trains at even angles atan(sigma), by which ln sigma has this mean and deviation
     levels = (0.0, math.pi / 2) if kind in _COSINES else (EDM.p_mean, EDM.p_std)
-    process = EDM(config["sigma_data"], *ends, rho, *levels)
+    process = EDM(data, low, high, rho, *levels)
     clock: Clock = "arctan" if kind in _COSINES else "log"
     return Schedule(process, clock, wrapping=_PRECONDITIONED[_prediction(config, _PRECONDITIONED)])
 
@@ -199,7 +200,8 @@ def _continuous(config: Config) -> Schedule:
     """
     alphas = _table(config).double().clamp_min(2.0**-24)[[0, -1]]
     low, high = ((1 - alphas) / alphas).sqrt().tolist()
-    process = EDM(1.0, config.get("sigma_min") or low, config.get("sigma_max") or high)
+    ends = float(config.get("sigma_min") or low), float(config.get("sigma_max") or high)
+    process = EDM(1.0, *ends)
     return Schedule(process, "log", wrapping="negated preconditioned")
 
 
