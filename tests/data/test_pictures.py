@@ -218,6 +218,8 @@ def test_pictures_can_be_sent_to_a_worker(tmp_path):
     for kind in (painted(), as_floats(painted()), Own(painted())):
         found = pictures(kind, SIZE)
         assert torch.equal(pickle.loads(pickle.dumps(found))[-1], found[2])
+    many = as_tensor(painted(50))
+    assert len(pickle.dumps(pictures(many, SIZE))) < 2 * many.nbytes
 
 
 def test_the_only_split_is_taken_whatever_its_name_and_train_of_several(tmp_path):
@@ -318,7 +320,7 @@ def test_another_pixel_is_another_identity_and_the_same_pixels_are_the_same(tmp_
     other[2].putpixel((15, 11), (0, 0, 0))
     assert len({image.tobytes() for image in (*painted(), *other)}) == 4
     first = known("one", painted())
-    if "saved" not in kind:  # which the library itself takes for another each time
+    if "saved" not in kind:  # whose place counts for the library, too
         assert known("two", painted()) == first
     assert known("three", other, time=2) != first
 
@@ -470,6 +472,6 @@ def test_the_sizes_of_published_sets_may_be_pairs_too(tmp_path):
         tmp_path / "some",
         tmp_path / "captions.json",
         tmp_path / "text.safetensors",
-        size=SIZE,  # type: ignore[arg-type]
+        size=SIZE,
     )
     assert torch.equal(pictures(source, SIZE)[0], source[0][0])

@@ -342,7 +342,7 @@ def _full(parts: Sequence[Mapping[str, Tensor]]) -> bool:
 
 def _name(source: Any, index: int) -> str:
     """A picture, by the name of its file where it has one."""
-    files = getattr(source, "paths", None) or getattr(source, "items", None)
+    files = getattr(source, "paths", getattr(source, "items", None))
     file = files[index] if isinstance(files, list) else None
     return f"picture {index} ({file})" if isinstance(file, str | Path) else f"picture {index}"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError
-from .decode import open_image, resize_tensor, to_bytes
+from .decode import Size, open_image, resize_tensor, to_bytes
 from .lazy import ImageFiles
 
 _COLUMNS = ("name", "label", "split")
@@ -33,10 +33,10 @@ class ArtBench(ImageFiles):
         labels: Sequence[int],
         classes: list[str],
         skipped: int,
-        size: int,
+        size: Size,
     ) -> None:
         super().__init__(root, paths, size)
-        self.size: int = size
+        self.size: Size = size
         self.labels = list(labels)
         self.classes = classes
         self.skipped = skipped
@@ -57,9 +57,10 @@ def artbench10(
     path: str | os.PathLike[str],
     metadata: str | os.PathLike[str],
     split: str = "train",
-    size: int = 64,
+    size: Size = 64,
 ) -> ArtBench:
-    """A split of ArtBench-10, the shorter side resized to `size` and the longer one cropped.
+    """A split of ArtBench-10, resized so that images just cover `size`, a square or (height,
+    width), and cropped.
 
     The metadata is a CSV with the columns name, label and split. Images are looked for at
     path/split/label/name, path/label/name and path/name; rows without a file are skipped and

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..errors import WherefromError
+from .decode import Size
 from .lazy import ImageFiles, stamp
 
 
@@ -31,7 +32,7 @@ class Coco(ImageFiles):
         captions: list[list[str]],
         rows: list[list[int]],
         embeddings: Embeddings,
-        size: int,
+        size: Size,
     ) -> None:
         super().__init__(root, paths, size)
         self.captions = captions
@@ -87,10 +88,10 @@ def coco(
     images: str | os.PathLike[str],
     captions: str | os.PathLike[str],
     embeddings: str | os.PathLike[str],
-    size: int = 64,
+    size: Size = 64,
 ) -> Coco:
-    """Images of a folder with the captions of a COCO annotation file, the shorter side resized to
-    `size`.
+    """Images of a folder with the captions of a COCO annotation file, resized so that
+    they just cover `size`, a square or (height, width).
 
     `embeddings` is a safetensors file with ids [A], the ids of annotations, and embeddings [A, D],
     those of their captions, which are brought to unit length; `embed_captions` makes one.

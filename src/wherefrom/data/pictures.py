@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,10 @@ def pictures(images: Any, size: Size | None, channels: int = 3) -> LazyImages:
         same = seen.size == images.size and channels == images.channels
         return images if same and images.conditions() is None else seen
     if isinstance(images, Tensor | np.ndarray):
-        return Listed(_rows(images), size, channels)
+        wanted = "[N, C, H, W]" if isinstance(images, Tensor) else "[N, H, W, C]"
+        if images.ndim != 4:
+            raise WherefromError(f"images has shape {tuple(images.shape)}; it must be {wanted}")
+        return Listed(images, size, channels)
     pairs = isinstance(images, list | tuple) and images and isinstance(images[0], list | tuple)
     if isinstance(images, list | tuple) and not pairs:
         return Listed(images, size, channels)
@@ -101,14 +103,6 @@ def _in_folder(path: Path, size: Size | None, channels: int) -> LazyImages:
 
 def _on_hub(rows: Any, size: Size | None, channels: int) -> HubImages:
     return huggingface(rows, image_column(rows, None), None, size, channels)
-
-
-def _rows(images: Tensor | np.ndarray[Any, Any]) -> list[Any]:
-    """The pictures of a tensor [N, C, H, W] or of an array [N, H, W, C]."""
-    if images.ndim != 4:
-        wanted = "[N, C, H, W]" if isinstance(images, Tensor) else "[N, H, W, C]"
-        raise WherefromError(f"images has shape {tuple(images.shape)}; it must be {wanted}")
-    return list(images)
 
 
 def _is_bytes(pixels: Any) -> bool:
@@ -144,12 +138,15 @@ class Pictures(LazyImages):
 
 
 class Listed(Pictures):
-    """The pictures of a list: paths, PIL images, arrays and tensors; `items` is the list."""
+    """The pictures of a list: paths, PIL images, arrays and tensors; or of one array or tensor.
+    `items` is what they are taken from.
+    """
 
-    def __init__(self, items: Sequence[Any], size: Size | None, channels: int) -> None:
+    def __init__(self, items: Any, size: Size | None, channels: int) -> None:
         super().__init__(size, channels)
-        self.items = list(items)
-        if not self.items:
+        # one tensor stays one: sent to a worker, each of its rows would take all of it along
+        self.items: Any = list(items) if isinstance(items, list | tuple) else items
+        if not len(self):
             raise WherefromError(f"images is empty: {_KINDS}")
         paths = [_path(item) for item in self.items if is_path(item)]
         self._root = Path(os.path.commonpath([path.parent for path in paths])) if paths else None

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ..errors import WherefromError, need
+from ..errors import WherefromError, need, say
 from .cache import Cached
 from .coco import Coco
 from .folder import folder
 from .hub import is_saved, one_split, open_saved
 from .images import Images
-from .items import length
+from .items import length, several
 from .lazy import ImageFiles, LazyImages
 from .pictures import Again, Listed, OfDataset, is_hub, is_path
 
@@ -137,12 +137,24 @@ def _beside(images: Any) -> Captions | None:
         return _labels([images.condition(index, 0.0) for index in range(len(images))])
     if isinstance(images, Images) and images.cond is not None:
         return _labels(images.cond)
+    if isinstance(images, list | tuple) and images and all(map(is_path, images)):
+        return _of_text_files(_Names(images))
     if not isinstance(images, ImageFiles):
-        paths = isinstance(images, list | tuple) and images and is_path(images[0])
-        return _of_text_files(_Names(images)) if paths else None
+        _say_left_out(images)
+        return None
     tables = [place / name for place in _folders(images) for name in _METADATA]
     found = [table for table in tables if table.is_file()]
     return _of_metadata(images, found) if found else _of_text_files(_Names(images))
+
+
+def _say_left_out(images: Any) -> None:
+    """Warn of a data set of somebody else's whose items have conditions."""
+    first = several(images, [0])[0] if length(images) else None
+    if isinstance(first, tuple | list) and len(first) == 2 and first[1] is not None:
+        say(
+            f"the items of {type(images).__name__} have conditions, of which nothing is taken: "
+            "give captions, one for each picture"
+        )
 
 
 def _labels(conds: Iterable[Any]) -> Captions:
@@ -277,7 +289,10 @@ def _table(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise WherefromError(f"there is no metadata file {path}")
     if path.suffix == ".parquet":
-        return list(need("pyarrow.parquet", "data").read_table(path).to_pylist())
+        try:
+            return list(need("pyarrow.parquet", "data").read_table(path).to_pylist())
+        except (OSError, ValueError) as error:  # pyarrow's own errors are of these
+            raise WherefromError(f"{path} cannot be read as parquet ({error})") from error
     if path.suffix == ".csv":
         return _csv(path)
     rows = []
