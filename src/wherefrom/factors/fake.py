@@ -64,8 +64,10 @@ def _run(
     level = process.check(process.grid(3)[1])
     number = level.item()  # fake tensors have none to ask for
     kind = level.dtype if process.discrete else denoiser.dtype
-    with denoiser.frozen(), FakeTensorMode(allow_non_fake_inputs=True):
-        network = _copied(denoiser.network)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with denoiser.frozen():
+        network = _copied(denoiser.network, fake)
+    with denoiser.frozen(), fake:
         x = torch.empty((1, *shape), dtype=denoiser.dtype, device=device)
         # a constant, of which fake tensors keep the number: networks may ask for it
         sigma = torch.tensor([number], dtype=kind, device=device)
@@ -108,13 +110,15 @@ def _place(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
 
 
-def _copied(network: nn.Module) -> nn.Module:
+def _copied(network: nn.Module, fake: FakeTensorMode) -> nn.Module:
     """The network with fake weights. It is a copy, so that tables which it keeps for itself on its
     first pass, fake here, stay out of the network.
     """
     weights: dict[int, Any] = {}
-    for given_one in (*network.parameters(), *network.buffers()):
-        fake = torch.empty_like(given_one, device=_place(given_one.device))
-        is_parameter = isinstance(given_one, nn.Parameter)
-        weights[id(given_one)] = nn.Parameter(fake, False) if is_parameter else fake
+    with fake:
+        for one in (*network.parameters(), *network.buffers()):
+            empty = torch.empty(one.shape, dtype=one.dtype, device=_place(one.device))
+            parameter = isinstance(one, nn.Parameter)
+            weights[id(one)] = nn.Parameter(empty, requires_grad=False) if parameter else empty
+    # other tensors that it has are copied as they are: they may be asked for numbers
     return copy.deepcopy(network, weights).eval()
