@@ -18,6 +18,7 @@ from ..data.items import Cond
 from ..errors import WherefromError
 from .denoiser import Denoiser
 from .layout import Block
+from .seeds import seed_of
 
 # each [B, T, width] of a transformer, [B, width, H, W] of a UNet; float32 or better
 Streams = list[Tensor]
@@ -80,7 +81,8 @@ class Taps:
         """Refuse blocks of which something else than the image's part is taken: it is the same
         with noise in place of the images x [B, C, H, W].
         """
-        generator = torch.Generator().manual_seed(0)
+        # a seed that nobody else takes: their images may be noise of one, too
+        generator = torch.Generator().manual_seed(seed_of(0, "sight", 0))
         noise = torch.randn(x.shape, generator=generator).to(x)
         mine, others = self._alone(x, sigma, cond), self._alone(noise, sigma, cond)
         blind = [

@@ -1,0 +1,236 @@
+"""A pipeline's own generation, traced: the hits are those of a search with what it made, one row an
+image, whatever the scheduler, the guidance and the batch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+import wherefrom
+from pipelines import SD_SCHEDULE, SIZES, WORDS, generated, network_of, noise, pipeline
+
+CLASSES = [1, 5, 9]
+PROMPTS = ["a cat", "the red moon", "old house"]
+
+
+@cache
+def world(name: str) -> tuple[Any, wherefrom.Model, wherefrom.Bank]:
+    """A pipeline, its model and a bank of twelve items, made once."""
+    pipe = pipeline(name)
+    model = wherefrom.from_pipeline(pipe, size=SIZES.get(name))
+    texts: Any = list(range(12)) if name == "dit" else list(WORDS)
+    data = model.dataset(noise(12, *model.shape), None if name == "ddpm" else texts)
+    tid = wherefrom.TID(model.denoiser, model.draws(3)).fit(data)
+    tide = wherefrom.TIDE.distill(tid, data, epochs=1, batch_size=6, dim=8, hidden=8, heads=2)
+    return pipe, model, tide.index(data)
+
+
+def traced(name: str, count: int, guidance: float | None, steps: int = 4, **more: Any) -> Any:
+    """The trace of a generation, and the search with what it made."""
+    pipe, model, bank = world(name)
+    texts: Any = (CLASSES if name == "dit" else PROMPTS)[:count]
+    if name == "ddpm":
+        more["batch_size"] = count
+    with bank.trace(pipe, top_k=5) as trace:
+        made = generated(name, pipe, steps, guidance, texts, **more)
+    if not isinstance(made, torch.Tensor):  # pixels, or images alone
+        return trace, None
+    return trace, bank.search(model.queries(made, texts), 5)
+
+
+SCHEDULERS = {
+    "ddim": diffusers.DDIMScheduler,
+    "ddpm": diffusers.DDPMScheduler,
+    "euler": diffusers.EulerDiscreteScheduler,
+    "euler ancestral": diffusers.EulerAncestralDiscreteScheduler,
+    "heun": diffusers.HeunDiscreteScheduler,
+    "dpm++": diffusers.DPMSolverMultistepScheduler,
+    "pndm": diffusers.PNDMScheduler,
+    "lcm": diffusers.LCMScheduler,
+    "unipc": diffusers.UniPCMultistepScheduler,
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+@pytest.mark.parametrize("kind", ["ddim", "euler", "dpm++"])
+def test_hits_are_those_of_a_search_with_the_finished_latents(
+    kind: str, guidance: float, count: int
+) -> None:
+    pipe, _, _ = world("sd")
+    pipe.scheduler = SCHEDULERS[kind].from_config(pipe.scheduler.config)
+    trace, hits = traced("sd", count, guidance)
+    assert trace.hits.indices.shape == (count, 5)
+    assert torch.equal(trace.hits.indices, hits.indices)
+    assert torch.allclose(trace.hits.scores, hits.scores, atol=1e-5)
+    assert len(trace.by_step) == 4
+    assert all(step.hits.indices.shape == (count, 5) for step in trace.by_step)
+
+
+@pytest.mark.parametrize("kind", [name for name in SCHEDULERS if name not in ("ddim", "euler")])
+def test_every_other_scheduler_of_the_same_process_is_followed(kind: str) -> None:
+    pipe, _, _ = world("sd")
+    pipe.scheduler = SCHEDULERS[kind].from_config(pipe.scheduler.config)
+    trace, hits = traced("sd", 2, 3.0)
+    assert torch.equal(trace.hits.indices, hits.indices)
+    levels = [step.sigma for step in trace.by_step]
+    assert levels == sorted(levels, reverse=True)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["sdxl", "pixart", "sd3", "flux", "wan", "ltx", "stable_audio"])
+def test_every_pipeline_is_followed_with_and_without_guidance(
+    name: str, count: int, guidance: float
+) -> None:
+    trace, hits = traced(name, count, guidance, steps=3)
+    assert trace.hits.indices.shape == (count, 5)
+    assert torch.equal(trace.hits.indices, hits.indices)
+    assert torch.allclose(trace.hits.scores, hits.scores, atol=1e-4)
+    assert all(step.hits.indices.shape == (count, 5) for step in trace.by_step)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_dit_whose_null_half_comes_last_has_one_row_an_image(count: int, guidance: float) -> None:
+    pipe, model, bank = world("dit")
+    made: list[Any] = []
+    decode = pipe.vae.decode
+    pipe.vae.decode = lambda z: made.append(z) or decode(z)
+    try:
+        trace, _ = traced("dit", count, guidance)
+    finally:
+        del pipe.vae.decode
+    latents = made[0] * pipe.vae.config.scaling_factor
+    hits = bank.search(model.queries(latents, CLASSES[:count]), 5)
+    assert torch.equal(trace.hits.indices, hits.indices)
+
+
+def test_a_pipeline_of_pixels_is_followed() -> None:
+    trace, _ = traced("ddpm", 2, None)
+    assert trace.hits.indices.shape == (2, 5)
+
+
+def test_the_steps_of_a_guided_generation_have_the_conditions_activations() -> None:
+    """Without guidance the first step has the same state and prompt as with it."""
+    first = [traced("sd", 2, guidance)[0].by_step[0].hits for guidance in (1.0, 6.0)]
+    assert torch.equal(first[0].indices, first[1].indices)
+    assert torch.allclose(first[0].scores, first[1].scores, atol=1e-5)
+
+
+def test_two_images_of_one_noise_are_two_rows() -> None:
+    twins = [torch.Generator().manual_seed(3) for _ in range(2)]
+    trace, hits = traced("sd", 2, 1.0, generator=twins)
+    assert trace.hits.indices.shape == (2, 5)
+    assert torch.equal(trace.hits.indices, hits.indices)
+
+
+def test_several_images_of_a_prompt_are_as_many_rows() -> None:
+    pipe, _, bank = world("sd")
+    with bank.trace(pipe, top_k=5) as trace:
+        generated("sd", pipe, 3, 5.0, PROMPTS[:2], num_images_per_prompt=2)
+    assert trace.hits.indices.shape == (4, 5)
+
+
+def test_the_states_alone_rank_without_a_look_at_the_image() -> None:
+    pipe, _, bank = world("sd")
+    with bank.trace(pipe, top_k=5, aligned=False) as trace:
+        generated("sd", pipe, 3, 5.0, PROMPTS)
+    assert trace.hits.indices.shape == (3, 5)
+    assert trace.hits.about["aligned"] is False
+
+
+def test_a_trace_leaves_pipeline_scheduler_and_network_as_they_were() -> None:
+    pipe, _, bank = world("sd")
+    network = network_of(pipe)
+    with bank.trace(pipe):
+        assert "step" in vars(pipe.scheduler)
+    assert "step" not in vars(pipe.scheduler)
+    assert not any(module._forward_hooks for module in network.modules())
+    with pytest.raises(RuntimeError, match="mine"), bank.trace(pipe):
+        raise RuntimeError("mine")
+    assert "step" not in vars(pipe.scheduler)
+
+
+def test_nothing_generated_is_said() -> None:
+    pipe, _, bank = world("sd")
+    with bank.trace(pipe) as trace:
+        pass
+    with pytest.raises(wherefrom.WherefromError, match="nothing was generated"):
+        _ = trace.hits
+
+
+def test_two_generations_in_one_trace_are_refused() -> None:
+    pipe, _, bank = world("sd")
+    with bank.trace(pipe):
+        generated("sd", pipe, 2)
+        with pytest.raises(wherefrom.WherefromError, match="one generation"):
+            generated("sd", pipe, 2)
+
+
+def test_a_pipeline_with_another_network_is_refused() -> None:
+    _, _, bank = world("sd")
+    other = pipeline("sd")
+    with pytest.raises(wherefrom.WherefromError, match="network that the bank"), bank.trace(other):
+        pass
+
+
+def test_a_scheduler_of_another_process_is_refused() -> None:
+    pipe, _, bank = world("sd")
+    own = pipe.scheduler
+    pipe.scheduler = diffusers.DDIMScheduler(**{**SD_SCHEDULE, "beta_end": 0.02})
+    try:
+        with pytest.raises(wherefrom.WherefromError, match="another process"), bank.trace(pipe):
+            pass
+    finally:
+        pipe.scheduler = own
+
+
+def test_another_shift_of_a_flow_is_the_same_process() -> None:
+    pipe, _, _ = world("sd3")
+    own = pipe.scheduler
+    pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
+    try:
+        trace, hits = traced("sd3", 2, 3.0)
+    finally:
+        pipe.scheduler = own
+    assert torch.equal(trace.hits.indices, hits.indices)
+
+
+def test_another_size_than_the_banks_is_refused() -> None:
+    pipe, _, bank = world("sd")
+    with pytest.raises(wherefrom.WherefromError, match="generates latents of"), bank.trace(pipe):
+        generated("sd", pipe, 2, height=32, width=32)
+
+
+def test_an_argument_that_the_items_do_not_have_is_refused() -> None:
+    pipe, _, bank = world("sd")
+    network = network_of(pipe)
+    pipe.scheduler.set_timesteps(2)
+    x, step = noise(1, 4, 8, 8), pipe.scheduler.timesteps[0]
+    with bank.trace(pipe), torch.no_grad():
+        network(x, 10, noise(1, 12, 8), encoder_attention_mask=torch.ones(1, 12))
+        with pytest.raises(wherefrom.WherefromError, match="encoder_attention_mask"):
+            pipe.scheduler.step(x, step, x)
+
+
+def test_a_bank_that_knows_no_pipeline_says_so() -> None:
+    pipe, model, _ = world("ddpm")
+    denoiser = wherefrom.Denoiser(
+        network_of(pipe),
+        model.denoiser.process,
+        lambda network, x, sigma, cond: network(x, sigma).sample,
+    )
+    data = list(noise(6, 3, 8, 8))
+    tid = wherefrom.TID(denoiser, model.draws(2)).fit(data)
+    tide = wherefrom.TIDE.distill(tid, data, epochs=1, batch_size=3, dim=8, hidden=8, heads=2)
+    with (
+        pytest.raises(wherefrom.WherefromError, match="not made by wherefrom"),
+        tide.index(data).trace(pipe, top_k=3),
+    ):
+        pass
