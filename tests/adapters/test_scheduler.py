@@ -70,6 +70,9 @@ def ideal(schedule: Schedule, prediction: str, seen: Tensor, timestep: Tensor) -
         raw = X - noise
     else:
         raw = raw_output(prediction, mu, nu, noise)
+    p, q = (column(part.double()) for part in process.mix(sigma))
+    meant = schedule.output(raw.double(), x_sigma.double(), sigma)
+    assert torch.allclose(meant, p * X + q * noise, rtol=1e-4, atol=1e-4)
     return raw.float()
 
 
