@@ -666,5 +666,5 @@ def test_an_adapter_in_float32_on_a_base_in_bfloat16_is_right_to_its_rounding(ma
         return method.fit(train).scores(queries, train).double()
 
     low, wide = scores(base), scores(copy.deepcopy(base).float())
-    assert float((low - wide).norm() / wide.norm()) < 0.1
+    assert float((low - wide).norm() / wide.norm()) < 0.03
     assert torch.corrcoef(torch.stack([low.flatten(), wide.flatten()]))[0, 1] > 0.99
