@@ -426,6 +426,41 @@ def test_a_network_without_weights_is_refused_by_name():
         tid.fit(Noise(4))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+    ids=["GPU", "torch on the CPU", "Python"],
+)
+def test_memory_that_runs_out_midway_is_said_and_leaves_an_earlier_fit_whole(error):
+    tid = teacher(denoised("linears")).fit(Noise(4))
+    before = tid.scores(Noise(2).x, Noise(4))
+    plain = tid.denoiser.call
+
+    def call(*arguments: Any) -> Tensor:
+        raise error
+
+    tid.denoiser.call = call
+    with pytest.raises(wherefrom.WherefromError, match=r"memory ran out.*lower batch_size"):
+        tid.fit(Noise(6))
+    tid.denoiser.call = plain
+    assert torch.equal(tid.scores(Noise(2).x, Noise(4)), before)
+
+
+def test_other_errors_of_a_network_are_its_own():
+    tid = teacher(denoised("linears"))
+
+    def call(*arguments: Any) -> Tensor:
+        raise RuntimeError("something else")
+
+    tid.denoiser.call = call
+    with pytest.raises(RuntimeError, match="something else"):
+        tid.fit(Noise(4))
+
+
 # --- against the machine --------------------------------------------------------------------------
 
 MEASURED = """

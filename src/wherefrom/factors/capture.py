@@ -363,7 +363,8 @@ def _factors(
     try:
         found = kind.factors(module, x, grad)
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or believed(module):
+        short = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if short or believed(module):
             raise
         raise none_of_its_kind(name, module) from error
     for factor in (one for factors in found for one in factors if one is not None):

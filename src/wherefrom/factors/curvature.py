@@ -23,7 +23,7 @@ from ..diffusion.draws import resampled_cotangent
 from ..diffusion.pulse import Pulse
 from ..errors import WherefromError, number, whole
 from ..layers.kinds import Factors, Part
-from ..running.memory import Budget
+from ..running.memory import Budget, short_of_memory
 from ..running.modes import outside_inference
 from ..running.progress import bar
 from .kernel import Normalize, Roots, weights
@@ -109,6 +109,10 @@ class Curvature:
     # --- fitting --------------------------------------------------------------------------------
 
     @outside_inference
+    @short_of_memory(
+        "memory ran out while the curvature was fitted: lower batch_size or memory, or track fewer "
+        "layers with layers=[...]; wherefrom.needs says what it takes"
+    )
     def fit(
         self,
         dataset: Dataset,

@@ -228,9 +228,9 @@ def _way_out(wanted: Mapping[str, int]) -> str:
     for name, size in wanted.items():
         alike[re.sub(r"(?<![^.])\d+(?![^.])", "*", name)] += size
     dearest = sorted(alike, key=lambda pattern: -alike[pattern])[:_NAMED]
+    if len(dearest) == len(alike):  # not all can be left out
+        dearest = dearest[:1]
     share = shown(sum(alike[pattern] for pattern in dearest))
-    # of a few layers, not all can be left out
-    dearest = dearest if len(alike) > len(dearest) else dearest[:1]
     return (
         'track a fine-tune alone with layers="lora" or "trainable", fewer layers with '
         f"layers=[...], or all but the dearest with exclude={dearest} ({share})"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import whole
+from ..errors import WherefromError, whole
 
 _SHARE = 0.5  # of the free memory, unless a limit is given
 
@@ -33,6 +34,19 @@ def shown(size: int) -> str:
         if size >= step:
             return f"{size / step:.1f} {unit}"
     return f"{size} bytes"
+
+
+@contextmanager
+def short_of_memory(sentence: str) -> Iterator[None]:
+    """Inside, memory that runs out, on a GPU or in main memory, is said in this sentence."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise WherefromError(sentence) from error
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # torch's words in main memory
+            raise
+        raise WherefromError(sentence) from error
 
 
 @dataclass(frozen=True)
