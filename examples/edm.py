@@ -4,8 +4,8 @@ Have https://github.com/NVlabs/edm on your path. Their checkpoints are pickles, 
 they are opened, so open yours yourself, once, and keep of it what is data:
 
     net = pickle.load(open("edm.pkl", "rb"))["ema"]
-    kept = {"class": type(net).__name__, "kwargs": dict(net.init_kwargs), "weights": net.state_dict()}
-    torch.save(kept, "edm.pt")  # CHECKPOINT
+    kept = {"class": type(net).__name__, "kwargs": dict(net.init_kwargs)}
+    torch.save({**kept, "weights": net.state_dict()}, "edm.pt")  # CHECKPOINT
 
 IMAGES is the folder of training images; of a class-conditional network, with one subfolder for each
 class, in the order of the classes' numbers.
@@ -121,7 +121,7 @@ def main(checkpoint: str, images: str) -> None:
     noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(model.device)
     made = wherefrom.sample(model, noise, label, steps=18)
     tid = wherefrom.TID(model, wherefrom.Draws(model.process, shape, count=8))
-    hits = tid.fit(train, samples=2000).attribute(
+    hits = tid.fit(train, samples=min(2000, len(train))).attribute(
         made if label is None else [(made[0], label[0])], train
     )
     for place, score in zip(hits.indices[0].tolist(), hits.scores[0].tolist(), strict=True):

@@ -76,7 +76,7 @@ def main(checkpoint: str, images: str) -> None:
     noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(model.device)
     made = wherefrom.sample(model, noise, label, steps=18)
     tid = wherefrom.TID(model, wherefrom.Draws(model.process, shape, count=8))
-    hits = tid.fit(train, samples=2000).attribute(
+    hits = tid.fit(train, samples=min(2000, len(train))).attribute(
         made if label is None else [(made[0], label[0])], train
     )
     for place, score in zip(hits.indices[0].tolist(), hits.scores[0].tolist(), strict=True):

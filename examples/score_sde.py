@@ -2,8 +2,8 @@
 python examples/score_sde.py CHECKPOINT IMAGES
 
 Have https://github.com/yang-song/score_sde_pytorch on your path. CHECKPOINT is one of their .pth
-files, CONFIG the module of their configs that it was trained with, a continuous one of `configs.ve`.
-IMAGES is the folder of training images.
+files, CONFIG the module of their configs that it was trained with, a continuous one of
+`configs.ve`. IMAGES is the folder of training images.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def denoiser(network: Any) -> wherefrom.Denoiser:
 
 def load(checkpoint: str) -> nn.Module:
     """The network with the moving average of its weights."""
-    from models import ema, ncsnpp, utils  # noqa: F401: ncsnpp registers itself
+    from models import ema, utils
 
+    importlib.import_module("models.ncsnpp")  # it registers itself
     config = importlib.import_module(CONFIG).get_config()
     network = utils.create_model(config)
     kept = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -76,7 +77,7 @@ def main(checkpoint: str, images: str) -> None:
     noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(model.device)
     made = wherefrom.sample(model, noise, steps=50)
     tid = wherefrom.TID(model, wherefrom.Draws(model.process, shape, count=8))
-    hits = tid.fit(train, samples=2000).attribute(made, train)
+    hits = tid.fit(train, samples=min(2000, len(train))).attribute(made, train)
     for place, score in zip(hits.indices[0].tolist(), hits.scores[0].tolist(), strict=True):
         print(f"{score:.4g}  {train.paths[place]}")
 
