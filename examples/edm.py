@@ -80,15 +80,18 @@ def register(network: nn.Module) -> None:
 
 
 def call(network: Any, x: Tensor, sigma: Tensor, cond: Tensor | None) -> Tensor:
-    """The clean image, in float32 also of a network that is run in float16; a class [B] as the
-    one-hot row that they take, none as zeros.
+    """The clean image; a class [B] as the one-hot row that they take, none as zeros.
+
+    In float32: the network asserts that its inside made the precision that it was given, which
+    under autocast it does not.
     """
     labels = None
     if network.label_dim and cond is None:
         labels = x.new_zeros(len(x), network.label_dim)
     elif network.label_dim:
         labels = F.one_hot(cond, network.label_dim)
-    return network(x, sigma, labels, force_fp32=True)
+    with torch.autocast(x.device.type, enabled=False):
+        return network(x, sigma, labels, force_fp32=True)
 
 
 def denoiser(network: Any) -> wherefrom.Denoiser:

@@ -140,8 +140,8 @@ class SongUNet(nn.Module):
 
 
 class EDMPrecond(nn.Module):
-    """Runs in half precision unless it is told not to; without a class, all images of a batch share
-    one row of zeros.
+    """Runs in half precision unless it is told not to, and in no other than that; without a class,
+    all images of a batch share one row of zeros.
     """
 
     img_channels, img_resolution = 3, SIZE
@@ -167,6 +167,7 @@ class EDMPrecond(nn.Module):
         inside = x / variance.sqrt()
         inside = inside if force_fp32 else inside.half().to(x)
         made = self.model(inside, sigma.log().flatten() / 4, class_labels)
+        assert made.dtype == x.dtype
         return data**2 / variance * x + sigma * data / variance.sqrt() * made
 
 

@@ -95,6 +95,24 @@ def test_and_so_are_those_of_images_with_classes(name):
     assert_right(CONDITIONAL[name](), train, queries)
 
 
+@pytest.mark.filterwarnings("ignore:only .* of the network's parameters")
+@pytest.mark.parametrize(
+    "name", ["EDM", "k-diffusion's transformer", "guided-diffusion", "score-SDE"]
+)
+def test_and_in_bfloat16_they_are_much_the_same(name):
+    denoiser, x = DENOISERS[name](), pictures(0, 8).float()
+    network: Any = denoiser.network.float()
+    if hasattr(network, "dtype"):
+        network.dtype = torch.float32
+    draws = wherefrom.Draws(denoiser.process, SHAPE, count=2, seed=1)
+    how = {"curvature": "identity", "normalize": "none"}
+    full, low = (
+        wherefrom.TID(denoiser, draws, precision=kind, **how).fit(x[:6]).scores(x[6:], x[:6])
+        for kind in ("fp32", "bf16")
+    )
+    torch.testing.assert_close(low, full, rtol=0.1, atol=0.01 * float(full.max()))
+
+
 @pytest.mark.parametrize("name", DENOISERS)
 def test_every_linear_layer_and_convolution_is_tracked(name):
     denoiser = DENOISERS[name]()
@@ -194,21 +212,22 @@ def test_what_predicts_something_else_is_refused():
 def ideal_edm(x: Tensor, noise: Tensor) -> wherefrom.Denoiser:
     network = r.EDMPrecond()
 
-    def says(_: Tensor, noise_labels: Tensor, __: None) -> Tensor:
-        return preconditioned(x, noise, (4 * noise_labels).exp())
+    def says(inside: Tensor, noise_labels: Tensor, _: None) -> Tensor:
+        sigma = (4 * noise_labels).exp()[:, None, None, None]
+        torch.testing.assert_close(inside, (x + sigma * noise) / (sigma**2 + 0.25).sqrt())
+        return preconditioned(x, noise, sigma)
 
     network.model = r.Ideal(says)
     return example("edm").denoiser(network)
 
 
 def ideal_k(x: Tensor, noise: Tensor) -> wherefrom.Denoiser:
-    inner = r.Ideal(lambda _, sigma: preconditioned(x, noise, sigma))
+    inner = r.Ideal(lambda _, sigma: preconditioned(x, noise, sigma[:, None, None, None]))
     return example("k_diffusion").denoiser(r.Denoiser(inner))
 
 
 def preconditioned(x: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
     """What the inside of a preconditioned network is trained to say."""
-    sigma = sigma[:, None, None, None]
     skip = 0.25 / (sigma**2 + 0.25)
     return (x - skip * (x + sigma * noise)) / (0.5 * sigma / (sigma**2 + 0.25).sqrt())
 
