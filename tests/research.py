@@ -123,8 +123,8 @@ class SongUNet(nn.Module):
         self.enc = nn.ModuleDict(
             {
                 "8x8_conv": Conv2d(3, 4, 3),
-                "8x8_block0": UNetBlock(4, 4),
-                "4x4_down": UNetBlock(4, 8, down=True, resample_filter=(1, 3, 3, 1)),
+                "8x8_block0": UNetBlock(4, 8),  # shapes do not say which are its features
+                "4x4_down": UNetBlock(8, 8, down=True, resample_filter=(1, 3, 3, 1)),
             }
         )
         self.dec = nn.ModuleDict({"8x8_up": UNetBlock(8, 4, up=True), "8x8_conv": Conv2d(4, 3, 3)})

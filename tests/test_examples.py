@@ -123,7 +123,7 @@ def test_every_linear_layer_and_convolution_is_tracked(name):
 @pytest.mark.parametrize(
     ("name", "blocks", "streams"),
     [
-        ("EDM", 3, [(4, 8, 8), (8, 4, 4)]),
+        ("EDM", 3, [(8, 8, 8), (8, 4, 4), (4, 8, 8)]),
         ("k-diffusion's transformer", 3, [(8, 8, 8), (16, 4, 4)]),
         ("k-diffusion's UNet", 3, [(6, 8, 8), (6, 4, 4)]),
         ("guided-diffusion", 5, [(4, 8, 8)]),
