@@ -37,8 +37,9 @@ def kernels_by_autograd(
 
     def gradient(item: Any, m: int) -> Tensor:
         x, cond = split(item)
-        x_sigma = EDM.add_noise(x[None], draws.sigmas[m], draws.noises[m][None].to(x))
-        sigma = draws.sigmas[m].to(x).expand(1)
+        noise = draws.noises[m][None].to(x)
+        x_sigma = denoiser.process.add_noise(x[None], draws.sigmas[m], noise)
+        sigma = denoiser.sigma_for(x_sigma, draws.sigmas[m])
         own = map_cond(cond, lambda value: value[None])
         output = denoiser.call(denoiser.network, x_sigma, sigma, own)
         grads = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)

@@ -1,81 +1,20 @@
-"""The worked example of docs/layers.md, as it stands there, gives the gradients of autograd."""
+"""The kinds of examples/edm.py, which docs/layers.md shows, give the gradients of autograd."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wherefrom
 from foreign import EDM, Items, kernels_by_autograd, seeded
+from research import EXAMPLES, Conv2d, Linear, example
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
-
-
-class Linear(nn.Module):
-    """The interface of EDM's layer."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = nn.Parameter(torch.randn(out_features, in_features))
-        self.bias = nn.Parameter(torch.randn(out_features)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = x @ self.weight.T
-        return made if self.bias is None else made.add_(self.bias)
-
-
-class Conv2d(nn.Module):
-    """The interface of EDM's layer: a convolution that may double or halve the image."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel: int,
-        bias: bool = True,
-        up: bool = False,
-        down: bool = False,
-        resample_filter: tuple[int, ...] = (1, 1),
-        fused_resample: bool = False,
-    ) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.up, self.down, self.fused_resample = up, down, fused_resample
-        shape = (out_channels, in_channels, kernel, kernel)
-        self.weight = nn.Parameter(0.3 * torch.randn(shape)) if kernel else None
-        self.bias = nn.Parameter(torch.randn(out_channels)) if kernel and bias else None
-        taps = torch.tensor(resample_filter, dtype=torch.float32)
-        taps = torch.outer(taps, taps) / taps.sum() ** 2
-        self.register_buffer("resample_filter", taps[None, None] if up or down else None)
-
-    def _filtered(self, x: Tensor, padding: int, up: bool) -> Tensor:
-        channels = x.shape[1]
-        taps = self.resample_filter.to(x).tile(channels, 1, 1, 1)
-        how: dict[str, Any] = {"stride": 2, "padding": padding, "groups": channels}
-        return F.conv_transpose2d(x, 4 * taps, **how) if up else F.conv2d(x, taps, **how)
-
-    def forward(self, x: Tensor) -> Tensor:
-        resampled = self.up or self.down
-        beside = (self.resample_filter.shape[-1] - 1) // 2 if resampled else 0
-        around = 0 if self.weight is None else self.weight.shape[-1] // 2
-        fused = self.fused_resample and self.weight is not None
-        if fused and self.up:
-            larger = self._filtered(x, max(beside - around, 0), up=True)
-            x = F.conv2d(larger, self.weight, padding=max(around - beside, 0))
-        elif fused and self.down:
-            x = self._filtered(F.conv2d(x, self.weight, padding=around + beside), 0, up=False)
-        else:
-            x = self._filtered(x, beside, self.up) if resampled else x
-            x = x if self.weight is None else F.conv2d(x, self.weight, padding=around)
-        return x if self.bias is None else x.add_(self.bias[:, None, None])
 
 
 class Network(nn.Module):
@@ -94,11 +33,11 @@ class Network(nn.Module):
         return self.last(torch.tanh(self.back(torch.tanh(self.middle(torch.tanh(hidden))))))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kinds() -> None:
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert code is not None
-    exec(code[1], {"edm": SimpleNamespace(Linear=Linear, Conv2d=Conv2d)})
+def test_the_page_shows_the_example_as_it_stands():
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(code) == 3
+    assert code[0] in (EXAMPLES / "edm.py").read_text()
+    assert code[1] in (EXAMPLES / "edm.py").read_text()
 
 
 @pytest.mark.parametrize(
@@ -115,8 +54,10 @@ def kinds() -> None:
         {"kernel": 1, "down": True, "resample_filter": (1, 3, 3, 1)},
     ],
 )
-def test_the_page_s_kinds_give_the_gradients_of_autograd(middle):
-    denoiser = wherefrom.Denoiser(seeded(lambda: Network(**middle)), EDM)
+def test_the_example_s_kinds_give_the_gradients_of_autograd(middle):
+    network = seeded(lambda: Network(**middle))
+    example("edm").register(network)
+    denoiser = wherefrom.Denoiser(network, EDM)
     assert denoiser.layers == ("time", "first", "middle", "last")
     assert denoiser.coverage().share == 1
     draws = wherefrom.Draws(EDM, (1, 8, 8), count=2)
@@ -140,6 +81,7 @@ def test_a_kind_that_is_wrong_for_its_layer_is_refused_by_name():
         def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
             return self.layer(x.flatten(1)).reshape(x.shape)
 
+    wherefrom.layer_kind(Doubled)(example("edm").EDMLinear)
     denoiser = wherefrom.Denoiser(Wrong(), EDM)
     with pytest.raises(wherefrom.WherefromError, match="layer layer, a Doubled"):
         wherefrom.TID(denoiser, wherefrom.Draws(EDM, (1, 8, 8), count=1)).fit(
