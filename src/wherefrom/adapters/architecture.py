@@ -79,6 +79,10 @@ class Architecture:
     zeroed: tuple[str, ...] = ()
 
 
+def _empty(value: Any) -> bool:
+    return isinstance(value, dict) and not value
+
+
 class Heard(NamedTuple):
     """A call of the network by somebody else, in the words of its process."""
 
@@ -146,8 +150,11 @@ class Adapter:
         cond = {name: given.pop(name) for name in self.row.conditions if name in given}
         cond |= {name: added.pop(name) for name in self.row.added if name in added}
         passed = {"return_dict", *self.row.ignored}
-        strange = [name for name, value in {**given, **added}.items() if name not in passed]
-        strange = [name for name in strange if {**given, **added}[name] not in ({}, False)]
+        strange = [
+            name
+            for name, value in {**given, **added}.items()
+            if name not in passed and value is not False and not _empty(value)
+        ]
         if strange:
             raise WherefromError(
                 f"the pipeline gives {self.name} the argument {strange[0]!r}, which the items of "
