@@ -265,6 +265,7 @@ def test_a_square_pair_is_one_number(tmp_path, shape):
     place = in_folder(tmp_path / "some", [image])
     one, pair = folder(place, size=7), folder(place, size=(7, 7))
     assert one.identity() == pair.identity()
+    assert one.identity()["size"] == 7  # as caches that were made before have it
     assert one.fingerprint() == pair.fingerprint()
     assert torch.equal(one[0], pair[0])
 
