@@ -28,7 +28,7 @@ from common import device
 from wherefrom.diffusion.seeds import seed_of
 
 PIXELS = 64
-WORDS = 24  # tokens of a caption
+WORDS = 77  # tokens of a caption, as CLIP has them
 DROPPED = 0.1  # share of the captions that the base does not see: what guidance needs
 START, END = "<|startoftext|>", "<|endoftext|>"
 _PIECES = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"  # as CLIP cuts text

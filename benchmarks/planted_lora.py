@@ -1,0 +1,389 @@
+"""The planted test of the LoRA path: look-alikes of one picture are hidden among what a LoRA is
+fine-tuned on; are they found, and does the generated image need them?
+
+    python benchmarks/planted_lora.py --images coco64 --out runs/planted
+    python benchmarks/planted_lora.py --images coco64 --out runs/planted --smoke    # a minute
+
+The images are a folder of pictures with a metadata.jsonl of file_name and text. A small Stable
+Diffusion pipeline is trained on all but 40 of them; a LoRA on those 40 and on 10 crops of a picture
+that may be shown, whose captions name it. What is generated from such a caption is attributed, and
+the fine-tune is repeated without the 10, without 10 others, and under another seed. Whatever is
+finished is kept, and found by the next run. The figure shows no picture of the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import StableDiffusionPipeline
+from peft import LoraConfig, get_peft_model_state_dict
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor, nn
+
+import wherefrom
+from common import Report, device, machine
+from planted_world import SMOKE, Scale, captioned, decoded, finished, fresh, square, world
+from standin import from_pipeline  # then: wherefrom.from_pipeline
+from wherefrom.diffusion.run import Settings
+from wherefrom.diffusion.seeds import seed_of
+from wherefrom.diffusion.together import train_together
+from wherefrom.evaluation.similarity import MSE, SSIM
+
+HELD, PLANTED, RANDOM = 40, 10, 5
+WORLDS = {"china": "temple", "flower": "flower"}  # scikit-learn's pictures, and what they show
+CAPTIONS = (  # the first is what is generated from
+    "a photo of a {}",
+    "a picture of a {}",
+    "a photo of the {}",
+    "a close up of a {}",
+    "a {} seen from the front",
+    "a nice photo of a {}",
+    "a view of the {}",
+    "there is a {} in this picture",
+    "a {} in the middle of the picture",
+    "an image of a {}",
+)
+GUIDANCE, STEPS = 3.0, 50
+
+
+# --- what is fine-tuned on ------------------------------------------------------------------------
+
+
+def picture(name: str, folder: Path | None) -> Image.Image:
+    """A picture that may be shown, from a folder or from scikit-learn."""
+    if folder is not None:
+        with Image.open(folder / f"{name}.jpg") as image:
+            return image.convert("RGB")
+    from sklearn.datasets import load_sample_image
+
+    return Image.fromarray(load_sample_image(f"{name}.jpg"))
+
+
+def look_alike(image: Image.Image, number: int) -> Image.Image:
+    """A crop of a picture, perhaps mirrored, in slightly other colours."""
+    generator = torch.Generator().manual_seed(seed_of(0, "look-alike", number))
+    size, left, top, mirror, light, contrast, colour = torch.rand(7, generator=generator).tolist()
+    side = round((0.75 + 0.2 * size) * min(image.size))
+    # near the middle, where the picture has what it shows
+    room = (image.width - side, image.height - side)
+    x, y = (round(space * (0.35 + 0.3 * at)) for space, at in zip(room, (left, top), strict=True))
+    cut = square(image.crop((x, y, x + side, y + side)))
+    cut = ImageOps.mirror(cut) if mirror < 0.5 else cut
+    changes = ((ImageEnhance.Brightness, light), (ImageEnhance.Contrast, contrast))
+    for change, amount in (*changes, (ImageEnhance.Color, colour)):
+        cut = change(cut).enhance(0.85 + 0.3 * amount)
+    return cut
+
+
+def with_lora(pipe: StableDiffusionPipeline, rank: int) -> StableDiffusionPipeline:
+    """A LoRA on the attention of the UNet, as it begins: without effect, and all that is trained."""
+    pipe.unet.requires_grad_(False)
+    names = ["to_q", "to_k", "to_v", "to_out.0"]
+    about = LoraConfig(r=rank, lora_alpha=rank, target_modules=names, init_lora_weights="gaussian")
+    fresh(lambda: pipe.unet.add_adapter(about))
+    return pipe
+
+
+def tuned(
+    pipe: StableDiffusionPipeline,
+    train: tuple[list[Image.Image], list[str]],
+    out: Path,
+    scale: Scale,
+    apart: bool,
+) -> dict[str, nn.Module]:
+    """UNets fine-tuned on everything, without the planted, without as many others, and on
+    everything under another seed: coupled, so that nothing but what is left out differs.
+    """
+    model = from_pipeline(with_lora(pipe, scale.rank), layers="lora")
+    data, denoiser = model.dataset(*train), model.denoiser
+    everything = torch.arange(HELD + PLANTED)
+    keeps: dict[str, Tensor | None] = {"all": None, "no planted": everything[:HELD]}
+    for number in range(RANDOM):
+        generator = torch.Generator().manual_seed(seed_of(0, "left out", number))
+        keeps[f"no random {number}"] = torch.cat(
+            [torch.randperm(HELD, generator=generator)[PLANTED:], everything[HELD:]]
+        )
+    about = {
+        "steps": scale.tuning_steps,
+        "batch_size": scale.tuning_batch,
+        "lr": 1e-3,
+        "ema": 0.9,
+        "decay": scale.tuning_steps // 3,
+    }
+    given = (denoiser.network, denoiser.process, data)
+    how: dict[str, Any] = {"call": denoiser.call, "compile": False}
+
+    def alone(name: str, keep: Tensor | None, seed: int) -> nn.Module:
+        store = out / f"tuned {name}"
+        return wherefrom.train(*given, **about, seed=seed, keep=keep, store=store, **how)
+
+    if apart:
+        networks = [alone(name, keep, 0) for name, keep in keeps.items()]
+    else:  # one pass for all of them: alone, each would leave a GPU waiting for Python
+        networks = train_together(
+            *given, list(keeps.values()), Settings(**about), out / "tuned", **how
+        )
+    return {**dict(zip(keeps, networks, strict=True)), "other seed": alone("other seed", None, 1)}
+
+
+# --- what is generated, and what made it ----------------------------------------------------------
+
+
+def generated(
+    pipe: StableDiffusionPipeline, unet: nn.Module, prompt: str, count: int, steps: int
+) -> Tensor:
+    """Latents of a prompt, [count, 4, h, w], always from the same noise."""
+    size = pipe.unet.config.sample_size
+    noise = torch.stack(
+        [
+            torch.randn(4, size, size, generator=torch.Generator().manual_seed(seed))
+            for seed in range(count)
+        ]
+    )
+    pipe.unet = unet
+    how = {"num_inference_steps": steps, "guidance_scale": GUIDANCE, "output_type": "latent"}
+    return pipe([prompt] * count, latents=noise.to(device()), **how).images.float().cpu()
+
+
+def attributed(
+    pipe: StableDiffusionPipeline,
+    train: tuple[list[Image.Image], list[str]],
+    others: tuple[list[Image.Image], list[str]],
+    latents: Tensor,
+    prompt: str,
+    scale: Scale,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Scores [Q, N] of every method, and the seconds that they took.
+
+    50 pictures are few to learn a ranking from. TIDE is distilled from them alone, as a user would
+    do it first, and from them with four times as many of the base's, which the teacher ranks too.
+    Neither is shown a query; what is ranked in the end are the 50.
+    """
+    model = from_pipeline(pipe, layers="lora")
+    data, queries = model.dataset(*train), model.queries(latents, [prompt] * len(latents))
+    count, taken = len(data), {}
+    scores: dict[str, Tensor] = {}
+
+    def score(name: str, make: Callable[[], wherefrom.attribution.attributor.Attributor]) -> Any:
+        started = time.perf_counter()
+        made = make()
+        scores[name] = made.scores(queries, data).cpu()
+        taken[name] = time.perf_counter() - started
+        return made
+
+    tid = score("TID", lambda: wherefrom.TID(model.denoiser, model.draws(scale.draws)).fit(data))
+    blank = model.dataset(train[0], [""] * count), model.queries(latents, [""] * len(latents))
+    blind = wherefrom.TID(model.denoiser, model.draws(scale.draws)).fit(blank[0])
+    scores["TID, no captions"] = blind.scores(blank[1], blank[0]).cpu()
+
+    def student(batch: int, *sets: Sequence[Any]) -> wherefrom.TIDE:
+        pictures = model.dataset(*sets)
+        dim, hidden = scale.tide
+        learned = len(pictures) - len(pictures) // 10  # a tenth is held out
+        epochs = scale.distilling_steps / (learned // batch)
+        how = {"epochs": epochs, "lr": 3e-4, "dim": dim, "hidden": hidden}
+        return wherefrom.TIDE.distill(tid, pictures, batch_size=batch, **how).fit(data)
+
+    score("TIDE", lambda: student(count - count // 10, *train))
+    mixed = [[*mine, *theirs] for mine, theirs in zip(train, others, strict=True)]
+    score("TIDE, base too", lambda: student(len(mixed[0]) // 3, *mixed))
+    score("latents, cosine", lambda: wherefrom.baselines.Pixel().fit(data))
+    score("latents, L2", lambda: wherefrom.baselines.Pixel("l2").fit(data))
+    score("random", lambda: wherefrom.baselines.Random().fit(data))
+    return scores, taken
+
+
+def found(scores: Tensor) -> dict[str, float]:
+    """How well scores [Q, N] find the planted, which are last: how many of the first ten they are,
+    and the chance that one of them is before one of the others; mean over queries, and the worst.
+    """
+    top = scores.topk(PLANTED, dim=1).indices
+    hits = (top >= HELD).sum(1).float()
+    planted, others = scores[:, HELD:, None], scores[:, None, :HELD]
+    chances = ((planted > others).float() + (planted == others).float() / 2).mean((1, 2))
+    return {
+        "planted in the top 10": float(hits.mean()),
+        "fewest in the top 10": float(hits.min()),
+        "AUC": float(chances.mean()),
+        "lowest AUC": float(chances.min()),
+    }
+
+
+def compared(images: dict[str, Tensor], planted: Tensor) -> dict[str, dict[str, float]]:
+    """How far every fine-tune's images are from those of the full one, and how like the planted
+    picture they still are.
+    """
+    before, rows = images["all"], {}
+    for name, after in images.items():
+        pairs = after.repeat_interleave(len(planted), 0), planted.repeat(len(after), 1, 1, 1)
+        nearest = SSIM()(*pairs).view(len(after), -1).max(1).values
+        rows[name] = {
+            "MSE": float(1 - MSE()(before, after).mean()),
+            "SSIM": float(SSIM()(before, after).mean()),
+            "SSIM with the nearest planted": float(nearest.mean()),
+        }
+    return rows
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def table(rows: dict[str, dict[str, float]]) -> str:
+    """Figures in markdown."""
+    heads = list(next(iter(rows.values())))
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    lines += [
+        f"| {name} | {' | '.join(f'{row[head]:.3f}' for head in heads)} |"
+        for name, row in rows.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def grouped(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The random removals as their mean and their range."""
+    draws = [row for name, row in rows.items() if name.startswith("no random")]
+    kinds = {"mean": np.mean, "least": np.min, "most": np.max}
+    random = {
+        f"no random, {kind}": {head: float(of([row[head] for row in draws])) for head in draws[0]}
+        for kind, of in kinds.items()
+    }
+    rest = {name: row for name, row in rows.items() if not name.startswith("no random")}
+    return {**rest, **random}
+
+
+def figure(
+    path: Path,
+    images: dict[str, Tensor],
+    scores: dict[str, Tensor],
+    planted: Sequence[Image.Image],
+    captions: Sequence[str],
+    rows: int = 4,
+    hits: int = 4,
+) -> None:
+    """Generated images, their first hits, and what becomes of them; a hit from the folder is a grey
+    tile with its caption, for its picture may not be shown.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = min(rows, len(images["all"]))
+    heads = ["generated", *[""] * (2 * hits), "without the planted", "without 10 others"]
+    drawing, axes = plt.subplots(rows, len(heads), figsize=(1.3 * len(heads), 1.4 * rows + 0.3))
+    axes = axes.reshape(rows, -1)
+    heads[1], heads[1 + hits] = "TID: first hits", "TIDE: first hits"
+    for place, head in enumerate(heads):
+        axes[0, place].set_title(head, fontsize=7, loc="left")
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
+    for row in range(rows):
+        ends = {0: "all", -2: "no planted", -1: "no random 0"}
+        for place, name in ends.items():
+            axes[row, place].imshow(images[name][row].permute(1, 2, 0).numpy())
+        for first, name in ((1, "TID"), (1 + hits, "TIDE")):
+            for place, item in enumerate(scores[name][row].topk(hits).indices.tolist()):
+                axis = axes[row, first + place]
+                if item >= HELD:
+                    axis.imshow(planted[item - HELD])
+                    axis.spines[:].set(visible=True, color="tab:red", linewidth=2.5)
+                else:
+                    axis.imshow(np.full((64, 64, 3), 200, np.uint8))
+                    words = textwrap.fill(captions[item], 16, max_lines=6)
+                    axis.text(32, 32, words, fontsize=5, ha="center", va="center")
+    drawing.tight_layout(pad=0.3)
+    drawing.savefig(path, dpi=150)
+    plt.close(drawing)
+
+
+def plant(
+    name: str,
+    held: tuple[list[Image.Image], list[str]],
+    others: tuple[list[Image.Image], list[str]],
+    scale: Scale,
+    arguments: argparse.Namespace,
+) -> None:
+    """One picture: planted, generated, attributed, removed."""
+    out, steps = arguments.out / name, 4 if arguments.smoke else STEPS
+    out.mkdir(exist_ok=True)
+    report = Report(out / "results.json", machine=machine(), picture=name, scale=asdict(scale))
+    look_alikes = [look_alike(picture(name, arguments.pictures), n) for n in range(PLANTED)]
+    captions = [caption.format(WORLDS[name]) for caption in CAPTIONS]
+    train, prompt = ([*held[0], *look_alikes], [*held[1], *captions]), captions[0]
+    pipe = world(arguments.out, *others, scale)
+    started = time.perf_counter()
+    networks = tuned(pipe, train, out, scale, arguments.apart)
+    report.note(fine_tuning_seconds=time.perf_counter() - started)
+
+    def save(draft: Path) -> None:
+        layers = get_peft_model_state_dict(networks["all"])
+        StableDiffusionPipeline.save_lora_weights(draft, unet_lora_layers=layers)
+
+    lora = finished(out / "lora", save)
+    latents = {
+        kind: generated(pipe, network, prompt, scale.queries, steps)
+        for kind, network in networks.items()
+    }
+    images = {kind: decoded(pipe.vae, some) for kind, some in latents.items()}
+    real = torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in look_alikes])
+    effects = grouped(compared(images, real.float() / 255))
+    report.note(effects=effects)
+
+    # from here on as a user has it: a pipeline, and a LoRA from its file
+    pipe = world(arguments.out, *others, scale)
+    pipe.load_lora_weights(lora)
+    some = tuple(part[: 4 * len(train[0])] for part in others)
+    scores, taken = attributed(pipe, train, some, latents["all"], prompt, scale)
+    ranks = {method: found(values) for method, values in scores.items()}
+    report.note(prompt=prompt, ranks=ranks, seconds=taken)
+    torch.save({"images": images, "scores": scores}, out / "made.pt")
+    (out / "results.md").write_text(
+        f"{prompt!r}, {scale.queries} images, {machine()}\n\n{table(ranks)}\n{table(effects)}"
+    )
+
+
+def draw(name: str, held: tuple[list[Image.Image], list[str]], arguments: Any) -> None:
+    """The figure of what was made, where there is matplotlib."""
+    out, made = arguments.out / name, torch.load(arguments.out / name / "made.pt")
+    look_alikes = [look_alike(picture(name, arguments.pictures), n) for n in range(PLANTED)]
+    figure(out / "figure.png", made["images"], made["scores"], look_alikes, held[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=Path, required=True, help="with a metadata.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="everything is kept here")
+    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=["china"])
+    parser.add_argument("--pictures", type=Path, help="with china.jpg and flower.jpg")
+    parser.add_argument("--apart", action="store_true", help="fine-tune one after the other")
+    parser.add_argument("--smoke", action="store_true", help="a minute on a CPU")
+    parser.add_argument("--figure", action="store_true", help="only draw what is there")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    scale = SMOKE if arguments.smoke else Scale()
+    images, captions = captioned(arguments.images, 300 if arguments.smoke else None)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
+    held, others = (
+        ([images[n] for n in places], [captions[n] for n in places])
+        for places in (order[:HELD], order[HELD:])
+    )
+    for name in arguments.worlds:
+        if not arguments.figure:
+            plant(name, held, others, scale, arguments)
+        try:
+            draw(name, held, arguments)
+        except ImportError as error:
+            print(f"no figure ({error}): run again with --figure where it can be drawn")
+
+
+if __name__ == "__main__":
+    main()
