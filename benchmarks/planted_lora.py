@@ -84,7 +84,7 @@ def look_alike(image: Image.Image, number: int) -> Image.Image:
 
 
 def with_lora(pipe: StableDiffusionPipeline, rank: int) -> StableDiffusionPipeline:
-    """A LoRA on the attention of the UNet, as it begins: without effect, and all that is trained."""
+    """A LoRA on the attention of the UNet, as it begins: without effect; the rest is frozen."""
     pipe.unet.requires_grad_(False)
     names = ["to_q", "to_k", "to_v", "to_out.0"]
     about = LoraConfig(r=rank, lora_alpha=rank, target_modules=names, init_lora_weights="gaussian")

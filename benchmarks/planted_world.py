@@ -1,5 +1,5 @@
-"""The world of planted_lora.py: a small Stable Diffusion pipeline, trained from nothing on captioned
-images of 64 pixels.
+"""The world of planted_lora.py: a small Stable Diffusion pipeline, trained from nothing on
+captioned images of 64 pixels.
 
 Every part is kept in a folder and found there by a later run: the tokenizer, the autoencoder, the
 checkpoints of the base, and at last the whole pipeline, as diffusers keeps it.
