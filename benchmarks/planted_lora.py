@@ -25,12 +25,22 @@ import numpy as np
 import torch
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig, get_peft_model_state_dict
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 import wherefrom
 from common import Report, device, machine
-from planted_world import SMOKE, Scale, captioned, decoded, finished, fresh, square, world
+from planted_world import (
+    SMOKE,
+    Scale,
+    captioned,
+    decoded,
+    finished,
+    fresh,
+    look_alike,
+    picture,
+    world,
+)
 from standin import from_pipeline  # then: wherefrom.from_pipeline
 from wherefrom.diffusion.run import Settings
 from wherefrom.diffusion.seeds import seed_of
@@ -55,32 +65,6 @@ GUIDANCE, STEPS = 3.0, 50
 
 
 # --- what is fine-tuned on ------------------------------------------------------------------------
-
-
-def picture(name: str, folder: Path | None) -> Image.Image:
-    """A picture that may be shown, from a folder or from scikit-learn."""
-    if folder is not None:
-        with Image.open(folder / f"{name}.jpg") as image:
-            return image.convert("RGB")
-    from sklearn.datasets import load_sample_image
-
-    return Image.fromarray(load_sample_image(f"{name}.jpg"))
-
-
-def look_alike(image: Image.Image, number: int) -> Image.Image:
-    """A crop of a picture, perhaps mirrored, in slightly other colours."""
-    generator = torch.Generator().manual_seed(seed_of(0, "look-alike", number))
-    size, left, top, mirror, light, contrast, colour = torch.rand(7, generator=generator).tolist()
-    side = round((0.75 + 0.2 * size) * min(image.size))
-    # near the middle, where the picture has what it shows
-    room = (image.width - side, image.height - side)
-    x, y = (round(space * (0.35 + 0.3 * at)) for space, at in zip(room, (left, top), strict=True))
-    cut = square(image.crop((x, y, x + side, y + side)))
-    cut = ImageOps.mirror(cut) if mirror < 0.5 else cut
-    changes = ((ImageEnhance.Brightness, light), (ImageEnhance.Contrast, contrast))
-    for change, amount in (*changes, (ImageEnhance.Color, colour)):
-        cut = change(cut).enhance(0.85 + 0.3 * amount)
-    return cut
 
 
 def with_lora(pipe: StableDiffusionPipeline, rank: int) -> StableDiffusionPipeline:
@@ -241,7 +225,7 @@ def table(rows: dict[str, dict[str, float]]) -> str:
     heads = list(next(iter(rows.values())))
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     lines += [
-        f"| {name} | {' | '.join(f'{row[head]:.3f}' for head in heads)} |"
+        f"| {name} | {' | '.join(f'{row[head]:.4f}' for head in heads)} |"
         for name, row in rows.items()
     ]
     return "\n".join(lines) + "\n"
@@ -305,6 +289,15 @@ def figure(
     plt.close(drawing)
 
 
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """What was made before, or is made now and kept."""
+    if not path.exists():
+        draft = path.with_suffix(".draft")
+        torch.save(make(), draft)
+        draft.rename(path)
+    return torch.load(path)
+
+
 def plant(
     name: str,
     held: tuple[list[Image.Image], list[str]],
@@ -312,7 +305,7 @@ def plant(
     scale: Scale,
     arguments: argparse.Namespace,
 ) -> None:
-    """One picture: planted, generated, attributed, removed."""
+    """One picture: planted, generated, removed, attributed."""
     out, steps = arguments.out / name, 4 if arguments.smoke else STEPS
     out.mkdir(exist_ok=True)
     report = Report(out / "results.json", machine=machine(), picture=name, scale=asdict(scale))
@@ -320,32 +313,38 @@ def plant(
     captions = [caption.format(WORLDS[name]) for caption in CAPTIONS]
     train, prompt = ([*held[0], *look_alikes], [*held[1], *captions]), captions[0]
     pipe = world(arguments.out, *others, scale)
-    started = time.perf_counter()
-    networks = tuned(pipe, train, out, scale, arguments.apart)
-    report.note(fine_tuning_seconds=time.perf_counter() - started)
 
-    def save(draft: Path) -> None:
+    def generate() -> dict[str, Any]:
+        started = time.perf_counter()
+        networks = tuned(pipe, train, out, scale, arguments.apart)
+        taken = time.perf_counter() - started
         layers = get_peft_model_state_dict(networks["all"])
-        StableDiffusionPipeline.save_lora_weights(draft, unet_lora_layers=layers)
+        finished(
+            out / "lora",
+            lambda draft: pipe.save_lora_weights(draft, unet_lora_layers=layers),
+        )
+        latents = {
+            kind: generated(pipe, network, prompt, scale.queries, steps)
+            for kind, network in networks.items()
+        }
+        images = {kind: decoded(pipe.vae, some) for kind, some in latents.items()}
+        return {"latents": latents["all"], "images": images, "seconds": taken}
 
-    lora = finished(out / "lora", save)
-    latents = {
-        kind: generated(pipe, network, prompt, scale.queries, steps)
-        for kind, network in networks.items()
-    }
-    images = {kind: decoded(pipe.vae, some) for kind, some in latents.items()}
+    made = kept(out / "generated.pt", generate)
     real = torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in look_alikes])
-    effects = grouped(compared(images, real.float() / 255))
-    report.note(effects=effects)
+    effects = grouped(compared(made["images"], real.float() / 255))
+    report.note(prompt=prompt, fine_tuning_seconds=made["seconds"], effects=effects)
 
-    # from here on as a user has it: a pipeline, and a LoRA from its file
-    pipe = world(arguments.out, *others, scale)
-    pipe.load_lora_weights(lora)
-    some = tuple(part[: 4 * len(train[0])] for part in others)
-    scores, taken = attributed(pipe, train, some, latents["all"], prompt, scale)
+    def attribute() -> Any:
+        # as a user has it: a pipeline, and a LoRA from its file
+        pipe = world(arguments.out, *others, scale)
+        pipe.load_lora_weights(out / "lora")
+        some = tuple(part[: 4 * len(train[0])] for part in others)
+        return attributed(pipe, train, some, made["latents"], prompt, scale)
+
+    scores, taken = kept(out / "scores.pt", attribute)
     ranks = {method: found(values) for method, values in scores.items()}
-    report.note(prompt=prompt, ranks=ranks, seconds=taken)
-    torch.save({"images": images, "scores": scores}, out / "made.pt")
+    report.note(ranks=ranks, seconds=taken)
     (out / "results.md").write_text(
         f"{prompt!r}, {scale.queries} images, {machine()}\n\n{table(ranks)}\n{table(effects)}"
     )
@@ -353,9 +352,10 @@ def plant(
 
 def draw(name: str, held: tuple[list[Image.Image], list[str]], arguments: Any) -> None:
     """The figure of what was made, where there is matplotlib."""
-    out, made = arguments.out / name, torch.load(arguments.out / name / "made.pt")
+    out = arguments.out / name
+    images, scores = torch.load(out / "generated.pt")["images"], torch.load(out / "scores.pt")[0]
     look_alikes = [look_alike(picture(name, arguments.pictures), n) for n in range(PLANTED)]
-    figure(out / "figure.png", made["images"], made["scores"], look_alikes, held[1])
+    figure(out / "figure.png", images, scores, look_alikes, held[1])
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
@@ -99,6 +99,32 @@ def square(image: Image.Image) -> Image.Image:
     left, top = (image.width - side) // 2, (image.height - side) // 2
     cut = image.crop((left, top, left + side, top + side))
     return cut if side == PIXELS else cut.resize((PIXELS, PIXELS), Image.Resampling.LANCZOS)
+
+
+def picture(name: str, folder: Path | None) -> Image.Image:
+    """A picture that may be shown, from a folder or from scikit-learn."""
+    if folder is not None:
+        with Image.open(folder / f"{name}.jpg") as image:
+            return image.convert("RGB")
+    from sklearn.datasets import load_sample_image
+
+    return Image.fromarray(load_sample_image(f"{name}.jpg"))
+
+
+def look_alike(image: Image.Image, number: int) -> Image.Image:
+    """A crop of a picture, perhaps mirrored, in slightly other colours."""
+    generator = torch.Generator().manual_seed(seed_of(0, "look-alike", number))
+    size, left, top, mirror, light, contrast, colour = torch.rand(7, generator=generator).tolist()
+    side = round((0.75 + 0.2 * size) * min(image.size))
+    # near the middle, where the picture has what it shows
+    room = (image.width - side, image.height - side)
+    x, y = (round(space * (0.35 + 0.3 * at)) for space, at in zip(room, (left, top), strict=True))
+    cut = square(image.crop((x, y, x + side, y + side)))
+    cut = ImageOps.mirror(cut) if mirror < 0.5 else cut
+    changes = ((ImageEnhance.Brightness, light), (ImageEnhance.Contrast, contrast))
+    for change, amount in (*changes, (ImageEnhance.Color, colour)):
+        cut = change(cut).enhance(0.85 + 0.3 * amount)
+    return cut
 
 
 def pixels_of(images: Sequence[Image.Image]) -> Tensor:
