@@ -213,8 +213,7 @@ def measure(kind: Kind, figures: Figures, compile: bool) -> None:
     network = network_of(kind)
     alphas = (1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000).double() ** 2).cumprod(0)
     process = wherefrom.DDPM(alphas)
-    layers = ["**.lora_A.*", "**.lora_B.*"] if kind.lora else None
-    denoiser = wherefrom.Denoiser(network, process, call, layers=layers)
+    denoiser = wherefrom.Denoiser(network, process, call, layers="lora" if kind.lora else None)
     side = kind.config["sample_size"]
     draws = wherefrom.Draws(process, (4, side, side), count=1)
     tid = wherefrom.TID(denoiser, draws, compile=compile)

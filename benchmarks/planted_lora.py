@@ -41,7 +41,6 @@ from planted_world import (
     picture,
     world,
 )
-from standin import from_pipeline  # then: wherefrom.from_pipeline
 from wherefrom.diffusion.run import Settings
 from wherefrom.diffusion.seeds import seed_of
 from wherefrom.diffusion.together import train_together
@@ -86,7 +85,7 @@ def tuned(
     """UNets fine-tuned on everything, without the planted, without as many others, and on
     everything under another seed: coupled, so that nothing but what is left out differs.
     """
-    model = from_pipeline(with_lora(pipe, scale.rank), layers="lora")
+    model = wherefrom.from_pipeline(with_lora(pipe, scale.rank), layers="lora")
     data, denoiser = model.dataset(*train), model.denoiser
     everything = torch.arange(HELD + PLANTED)
     keeps: dict[str, Tensor | None] = {"all": None, "no planted": everything[:HELD]}
@@ -151,7 +150,7 @@ def attributed(
     do it first, and from them with four times as many of the base's, which the teacher ranks too.
     Neither is shown a query; what is ranked in the end are the 50.
     """
-    model = from_pipeline(pipe, layers="lora")
+    model = wherefrom.from_pipeline(pipe, layers="lora")
     data, queries = model.dataset(*train), model.queries(latents, [prompt] * len(latents))
     count, taken = len(data), {}
     scores: dict[str, Tensor] = {}

@@ -334,6 +334,7 @@ def world(
             steps=scale.base_steps,
             batch_size=scale.base_batch,
             lr=3e-4,
+            ema=1 - 20 / max(40, scale.base_steps),  # of the last twentieth
             decay=scale.base_steps // 3,
             store=out / "base",
             compile=False,  # compiling takes longer than it saves in a run of minutes
