@@ -17,7 +17,7 @@ import argparse
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def tuned(
     about = {
         "steps": scale.tuning_steps,
         "batch_size": scale.tuning_batch,
-        "lr": 1e-3,
+        "lr": scale.tuning_lr,
         "ema": 0.9,
         "decay": scale.tuning_steps // 3,
     }
@@ -363,12 +363,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="everything is kept here")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=["china"])
     parser.add_argument("--pictures", type=Path, help="with china.jpg and flower.jpg")
+    parser.add_argument("--tuning-steps", type=int)
+    parser.add_argument("--tuning-lr", type=float)
     parser.add_argument("--apart", action="store_true", help="fine-tune one after the other")
     parser.add_argument("--smoke", action="store_true", help="a minute on a CPU")
     parser.add_argument("--figure", action="store_true", help="only draw what is there")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     scale = SMOKE if arguments.smoke else Scale()
+    given = {name: getattr(arguments, name) for name in ("tuning_steps", "tuning_lr")}
+    scale = replace(scale, **{name: value for name, value in given.items() if value is not None})
     images, captions = captioned(arguments.images, 300 if arguments.smoke else None)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
     held, others = (

@@ -49,7 +49,8 @@ class Scale:
     base_steps: int = 4500
     base_batch: int = 256
     rank: int = 8
-    tuning_steps: int = 400
+    tuning_steps: int = 600
+    tuning_lr: float = 2e-3
     tuning_batch: int = 25
     queries: int = 16
     draws: int = 8
