@@ -41,9 +41,7 @@ from planted_world import (
     picture,
     world,
 )
-from wherefrom.diffusion.run import Settings
 from wherefrom.diffusion.seeds import seed_of
-from wherefrom.diffusion.together import train_together
 from wherefrom.evaluation.similarity import MSE, SSIM
 
 HELD, PLANTED, RANDOM = 40, 10, 5
@@ -67,9 +65,11 @@ GUIDANCE, STEPS = 3.0, 50
 
 
 def with_lora(pipe: StableDiffusionPipeline, rank: int) -> StableDiffusionPipeline:
-    """A LoRA on the attention of the UNet, as it begins: without effect; the rest is frozen."""
+    """A LoRA on the attention, the feed-forward layers and the convolutions of the UNet, as it
+    begins: without effect; the rest is frozen.
+    """
     pipe.unet.requires_grad_(False)
-    names = ["to_q", "to_k", "to_v", "to_out.0"]
+    names = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "conv1", "conv2"]
     about = LoraConfig(r=rank, lora_alpha=rank, target_modules=names, init_lora_weights="gaussian")
     fresh(lambda: pipe.unet.add_adapter(about))
     return pipe
@@ -80,7 +80,6 @@ def tuned(
     train: tuple[list[Image.Image], list[str]],
     out: Path,
     scale: Scale,
-    apart: bool,
 ) -> dict[str, nn.Module]:
     """UNets fine-tuned on everything, without the planted, without as many others, and on
     everything under another seed: coupled, so that nothing but what is left out differs.
@@ -108,13 +107,8 @@ def tuned(
         store = out / f"tuned {name}"
         return wherefrom.train(*given, **about, seed=seed, keep=keep, store=store, **how)
 
-    if apart:
-        networks = [alone(name, keep, 0) for name, keep in keeps.items()]
-    else:  # one pass for all of them: alone, each would leave a GPU waiting for Python
-        networks = train_together(
-            *given, list(keeps.values()), Settings(**about), out / "tuned", **how
-        )
-    return {**dict(zip(keeps, networks, strict=True)), "other seed": alone("other seed", None, 1)}
+    networks = {name: alone(name, keep, 0) for name, keep in keeps.items()}
+    return {**networks, "other seed": alone("other seed", None, 1)}
 
 
 # --- what is generated, and what made it ----------------------------------------------------------
@@ -315,7 +309,7 @@ def plant(
 
     def generate() -> dict[str, Any]:
         started = time.perf_counter()
-        networks = tuned(pipe, train, out, scale, arguments.apart)
+        networks = tuned(pipe, train, out, scale)
         taken = time.perf_counter() - started
         layers = get_peft_model_state_dict(networks["all"])
         finished(
@@ -365,7 +359,6 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="with china.jpg and flower.jpg")
     parser.add_argument("--tuning-steps", type=int)
     parser.add_argument("--tuning-lr", type=float)
-    parser.add_argument("--apart", action="store_true", help="fine-tune one after the other")
     parser.add_argument("--smoke", action="store_true", help="a minute on a CPU")
     parser.add_argument("--figure", action="store_true", help="only draw what is there")
     arguments = parser.parse_args()

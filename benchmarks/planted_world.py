@@ -46,10 +46,10 @@ class Scale:
     heads: int = 6
     text_width: int = 256
     text_layers: int = 4
-    base_steps: int = 4500
-    base_batch: int = 256
+    base_steps: int = 3000
+    base_batch: int = 128
     rank: int = 8
-    tuning_steps: int = 600
+    tuning_steps: int = 800
     tuning_lr: float = 2e-3
     tuning_batch: int = 25
     queries: int = 16
