@@ -31,6 +31,7 @@ from torch import Tensor, nn
 import wherefrom
 from common import Report, device, machine
 from planted_world import (
+    SMALL,
     SMOKE,
     Scale,
     captioned,
@@ -359,11 +360,12 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="with china.jpg and flower.jpg")
     parser.add_argument("--tuning-steps", type=int)
     parser.add_argument("--tuning-lr", type=float)
+    parser.add_argument("--small", action="store_true", help="an hour on two cores")
     parser.add_argument("--smoke", action="store_true", help="a minute on a CPU")
     parser.add_argument("--figure", action="store_true", help="only draw what is there")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    scale = SMOKE if arguments.smoke else Scale()
+    scale = SMOKE if arguments.smoke else SMALL if arguments.small else Scale()
     given = {name: getattr(arguments, name) for name in ("tuning_steps", "tuning_lr")}
     scale = replace(scale, **{name: value for name, value in given.items() if value is not None})
     images, captions = captioned(arguments.images, 300 if arguments.smoke else None)

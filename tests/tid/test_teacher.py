@@ -471,8 +471,8 @@ def test_other_shapes_processes_and_counts_are_refused(usual):
         tid.scores(torch.zeros(0, 1, 8, 8), Noise(10))
     with pytest.raises(wherefrom.WherefromError, match="top_k must be from 1 to the 10"):
         tid.attribute(queries, Noise(10), top_k=11)
-    with pytest.raises(wherefrom.WherefromError, match="samples must be from 1 to the 10"):
-        tid.fit(Noise(10), samples=11)
+    with pytest.raises(wherefrom.WherefromError, match="samples must be at least 1"):
+        tid.fit(Noise(10), samples=0)
     with pytest.raises(wherefrom.WherefromError, match="batch_size"):
         tid.scores(queries, Noise(10), batch_size=0)
     with pytest.raises(wherefrom.WherefromError, match="empty"):
@@ -581,6 +581,15 @@ def test_a_store_of_another_curvature_is_refused_whichever_is_asked_for(tmp_path
     with pytest.raises(wherefrom.WherefromError, match="holds another curvature"):
         fitted_before.fit(Noise(6), batch_size=4, samples=3, store=tmp_path)
     assert fitted_before.about["samples"] == 6, "a refused fit leaves the earlier one whole"
+
+
+def test_more_samples_than_there_are_images_are_all_of_them():
+    few, all_ = (
+        wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(Noise(6), samples=samples)
+        for samples in (2000, None)
+    )
+    queries = Noise(8).x[6:]
+    assert torch.equal(few.scores(queries, Noise(6)), all_.scores(queries, Noise(6)))
 
 
 def test_what_is_loaded_from_a_store_has_the_settings_of_the_last_fit(tmp_path):

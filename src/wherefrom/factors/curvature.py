@@ -128,7 +128,8 @@ class Curvature:
             dataset: the training images.
             batch_size: images in a pass, at most.
             budget: the memory to work in.
-            samples: from how many images, chosen at random under the draws' seed; None: all.
+            samples: from how many images at most, chosen at random under the draws' seed; None:
+                all.
             store: a folder to keep it in, and to resume from.
             about: settings that are kept beside it, for whoever loads it.
         """
@@ -185,12 +186,8 @@ class Curvature:
     def _chosen(self, dataset: Dataset, samples: int | None) -> Tensor:
         count = length(dataset)
         self.probe.check_shape(item_shape(dataset), "the data set")
-        if samples is None:
+        if samples is None or whole("samples", samples, 1) >= count:
             return torch.arange(count)
-        if not 1 <= whole("samples", samples) <= count:
-            raise WherefromError(
-                f"samples must be from 1 to the {count} items of the data set, not {samples}"
-            )
         generator = torch.Generator().manual_seed(self.probe.draws.seed)
         return torch.randperm(count, generator=generator)[:samples].sort().values
 

@@ -125,8 +125,9 @@ class TID(Attributor):
     ) -> Self:
         """Estimate the curvature from training images and all draws.
 
-        `samples`: from how many images, chosen at random under the draws' seed; None: all. `store`:
-        a folder to keep it in; a fit that was interrupted there goes on, to the same numbers.
+        `samples`: from how many images at most, chosen at random under the draws' seed; None: all.
+        `store`: a folder to keep it in; a fit that was interrupted there goes on, to the same
+        numbers.
         """
         self.curvature.fit(
             dataset, batch_size, self.budget, samples, store, about=asdict(self.settings)
