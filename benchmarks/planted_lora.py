@@ -360,7 +360,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="with china.jpg and flower.jpg")
     parser.add_argument("--tuning-steps", type=int)
     parser.add_argument("--tuning-lr", type=float)
-    parser.add_argument("--small", action="store_true", help="an hour on two cores")
+    parser.add_argument("--small", action="store_true", help="half an hour on two cores")
     parser.add_argument("--smoke", action="store_true", help="a minute on a CPU")
     parser.add_argument("--figure", action="store_true", help="only draw what is there")
     arguments = parser.parse_args()

@@ -58,18 +58,18 @@ class Scale:
     tide: tuple[int, int] = (256, 256)  # dim and hidden
 
 
-SMALL = Scale(  # about an hour on two cores
+SMALL = Scale(  # about half an hour on two cores
     vocabulary=4096,
     vae_widths=(32, 64, 64),
-    vae_steps=500,
-    vae_batch=16,
+    vae_steps=300,
+    vae_batch=8,
     widths=(64, 128, 128),
     heads=4,
     text_width=128,
     text_layers=2,
-    base_steps=2500,
-    base_batch=32,
-    tuning_steps=500,
+    base_steps=1500,
+    base_batch=24,
+    tuning_steps=300,
     tuning_batch=10,
     queries=8,
     tide=(128, 128),
