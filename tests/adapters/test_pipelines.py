@@ -4,6 +4,7 @@ gradients are those of plain autograd, and what TIDE reads is the image's.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -419,3 +420,22 @@ def test_fused_projections_are_followed_as_the_layers_that_run() -> None:
     assert all(
         layer not in model.denoiser.silent for layer in model.denoiser.layers if "to_qkv" in layer
     )
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+def test_wan_in_bfloat16_whose_first_parameter_stays_in_float32_scores_as_in_float32(
+    tmp_path: Path,
+) -> None:
+    pipeline("wan").save_pretrained(tmp_path)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        pipe = diffusers.DiffusionPipeline.from_pretrained(tmp_path, dtype=dtype)
+        model = model_of("wan", pipe)
+        assert model.denoiser.dtype == dtype
+        items = floats(items_of("wan", model, 3))
+        tid = wherefrom.TID(model.denoiser, model.draws(2), normalize="none").fit(items)
+        found.append(tid.scores(items, items))
+    assert {one.dtype for one in pipe.transformer.parameters()} == {torch.float32, torch.bfloat16}
+    assert ((found[1] - found[0]).abs() / found[0]).max() < 0.1
