@@ -439,3 +439,66 @@ def test_wan_in_bfloat16_whose_first_parameter_stays_in_float32_scores_as_in_flo
         found.append(tid.scores(items, items))
     assert {one.dtype for one in pipe.transformer.parameters()} == {torch.float32, torch.bfloat16}
     assert ((found[1] - found[0]).abs() / found[0]).max() < 0.1
+
+
+# --- prompts and classes that nothing encodes -----------------------------------------------------
+
+
+def test_dit_takes_classes_by_the_names_that_its_pipeline_knows() -> None:
+    data = model_of("dit").dataset(noise(3, 4, 8, 8), ["moon", "gold", "goldfish"])
+    assert [int(data[place][1]["class_labels"]) for place in range(3)] == [1, 0, 0]
+    with pytest.raises(wherefrom.WherefromError, match="'sun' is no class"):
+        model_of("dit").dataset(noise(1, 4, 8, 8), ["sun"])
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl", "wan"])
+def test_a_pipeline_that_was_loaded_without_its_text_encoders_says_so(name: str) -> None:
+    pipe = pipeline(name)
+    for part in ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"):
+        if hasattr(pipe, part):
+            setattr(pipe, part, None)
+    model = model_of(name, pipe)
+    with pytest.raises(wherefrom.WherefromError, match="no text encoder here"):
+        model.dataset(noise(1, *model.shape), "a cat")
+    assert "nothing here encodes them" in model.describe()
+
+
+def test_classes_in_the_place_of_prompts_are_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="from prompts, not from classes"):
+        model_of("sd").dataset(noise(2, 4, 8, 8), [1, 2])
+    alone = wherefrom.from_model(shared("sd").unet, shared("sd").scheduler)
+    with pytest.raises(wherefrom.WherefromError, match="no text encoder here"):
+        alone.dataset(noise(2, 4, 8, 8), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"class_embed_type": "projection", "projection_class_embeddings_input_dim": 8}, "class_"),
+        ({"num_class_embeds": 3}, "num_class_embeds"),
+        ({"encoder_hid_dim": 8, "encoder_hid_dim_type": "image_proj"}, "image_proj"),
+        (
+            {
+                "addition_embed_type": "text_time",
+                "addition_time_embed_dim": 4,
+                "projection_class_embeddings_input_dim": 32,
+            },
+            "text_time",
+        ),
+    ],
+)
+def test_a_unet_that_is_told_more_than_a_prompt_says_is_refused(
+    changes: dict[str, Any], word: str
+) -> None:
+    model = wherefrom.from_pipeline(pipeline_with(**changes))
+    with pytest.raises(wherefrom.WherefromError, match=word):
+        model.dataset(noise(1, 4, 8, 8), "a cat")
+
+
+def test_the_refiner_that_is_told_a_score_is_refused() -> None:
+    base = pipeline("sdxl")
+    pipe = diffusers.StableDiffusionXLImg2ImgPipeline(
+        **base.components, requires_aesthetics_score=True, add_watermarker=False
+    )
+    with pytest.raises(wherefrom.WherefromError, match="told more"):
+        wherefrom.from_pipeline(pipe).dataset(noise(1, 4, 8, 8), "a cat")

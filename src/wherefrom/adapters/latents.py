@@ -84,15 +84,27 @@ class PipelineEncoder:
                 f"{type(self._pipe).__name__} generates without a condition: leave captions and "
                 "prompts out"
             )
-        words = any(isinstance(text, str) for text in texts)
-        if self._row.encode is None or (words and not hasattr(self._pipe, "encode_prompt")):
+        words, encode = [isinstance(text, str) for text in texts], self._row.encode
+        if encode is None or not self._encodes(any(words)):
             raise WherefromError(
-                "there is no text encoder here for prompts: make the model with from_pipeline, or "
-                "give items (latents, condition) with the condition as tensors"
+                "there is no text encoder here for prompts: make the model with from_pipeline of a "
+                "pipeline that has one, or give items (latents, condition) with the condition as "
+                "tensors"
+            )
+        if hasattr(self._pipe, "encode_prompt") and not all(words):
+            raise WherefromError(
+                f"{type(self._pipe).__name__} generates from prompts, not from classes: give texts "
+                f"in place of {texts[words.index(False)]!r:.40}"
             )
         with _evaluating(self.encoders.values()):
-            made = self._row.encode(self._pipe, texts, self.pixels)
+            made = encode(self._pipe, texts, self.pixels)
         return {name: value.detach().cpu() for name, value in made.items()}
+
+    def _encodes(self, words: bool) -> bool:
+        """Whether there is what makes conditions of words, or of classes."""
+        if self._row.encode in (prompts.dit, prompts.unet_classes):
+            return not words or bool(getattr(self._pipe, "labels", None))
+        return hasattr(self._pipe, "encode_prompt") and bool(self.encoders)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -16,6 +16,13 @@ from torch import Tensor
 from ..errors import WherefromError
 
 Size = tuple[int, ...]
+# what a UNet may be told beside the timestep, where a prompt has all of it
+_TOLD: dict[str, tuple[str | None, ...]] = {
+    "encoder_hid_dim_type": (None, "text_proj"),
+    "addition_embed_type": (None, "text", "text_time"),
+    "class_embed_type": (None,),
+    "num_class_embeds": (None,),
+}
 
 
 def _longest(pipe: Any) -> dict[str, int]:
@@ -28,11 +35,36 @@ def _rows(numbers: Sequence[float], count: int, like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=like.dtype, device=like.device).expand(count, -1)
 
 
+def _check_told(pipe: Any) -> bool:
+    """Whether a UNet is told sizes and a pooled text, as SDXL's is; refused where it is told what
+    no prompt has.
+    """
+    config: Any = pipe.unet.config
+    second = getattr(pipe, "text_encoder_2", None) is not None
+    scored = pipe.config.get("requires_aesthetics_score")
+    for name, known in _TOLD.items():
+        value = config.get(name)
+        lacking = value == "text_time" and (not second or scored)
+        if value not in known or lacking:
+            raise WherefromError(
+                f"the UNet of {type(pipe).__name__} has {name} {value!r}: it is told more than "
+                "this pipeline's encoders are known to make of a prompt; take that out (an "
+                "IP-Adapter with pipe.unload_ip_adapter()), or give items (latents, condition)"
+            )
+    return bool(config.get("addition_embed_type") == "text_time")
+
+
 def stable_diffusion(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     """Stable Diffusion 1 and 2; with a second text encoder, SDXL."""
-    if getattr(pipe, "text_encoder_2", None) is None:
-        embeds = pipe.encode_prompt(list(texts), pipe._execution_device, 1, False)[0]
-        return {"encoder_hidden_states": embeds}
+    told = _check_told(pipe)
+    if not told:
+        made = pipe.encode_prompt(
+            list(texts),
+            device=pipe._execution_device,
+            num_images_per_prompt=1,
+            do_classifier_free_guidance=False,
+        )
+        return {"encoder_hidden_states": made[0]}
     embeds, _, pooled, _ = pipe.encode_prompt(
         list(texts), num_images_per_prompt=1, do_classifier_free_guidance=False
     )
