@@ -502,3 +502,95 @@ def test_the_refiner_that_is_told_a_score_is_refused() -> None:
     )
     with pytest.raises(wherefrom.WherefromError, match="told more"):
         wherefrom.from_pipeline(pipe).dataset(noise(1, 4, 8, 8), "a cat")
+
+
+# --- images that are not what they look like ------------------------------------------------------
+
+
+def test_a_pipeline_whose_autoencoder_has_another_name_is_not_taken_for_one_of_pixels() -> None:
+    autoencoder = diffusers.VQModel(
+        block_out_channels=(8,), norm_num_groups=4, latent_channels=3, num_vq_embeddings=8
+    )
+    pipe = diffusers.LDMPipeline(autoencoder, shared("ddpm").unet, diffusers.DDIMScheduler())
+    with pytest.raises(wherefrom.WherefromError, match=r"with vqvae \(VQModel\)"):
+        wherefrom.from_pipeline(pipe)
+
+
+@pytest.mark.parametrize("scale", [1, 255])
+def test_pixels_of_floats_in_another_range_are_named(scale: int) -> None:
+    x = scale * torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match=r"taken to lie in \[-1, 1\]"):
+        model_of("ddpm").dataset(x)
+    alone = wherefrom.from_model(shared("ddpm").unet, shared("ddpm").scheduler)
+    with pytest.warns(UserWarning, match=r"taken to lie in \[-1, 1\]"):
+        alone.dataset(x)
+
+
+def test_latents_of_a_network_alone_may_have_any_range(recwarn: pytest.WarningsRecorder) -> None:
+    alone = wherefrom.from_model(shared("ddpm").unet, shared("ddpm").scheduler)
+    alone.dataset(3 * noise(4, 3, 8, 8))
+    model_of("ddpm").dataset(noise(4, 3, 8, 8).clamp(-1, 1))
+    assert not [one for one in recwarn if "taken to lie" in str(one.message)]
+
+
+def test_videos_in_another_range_or_of_other_channels_are_named() -> None:
+    model = model_of("wan")
+    x = torch.rand(1, 3, 5, 16, 16, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match=r"taken to lie in \[-1, 1\]"):
+        model.dataset(x, "a cat")
+    with pytest.raises(wherefrom.WherefromError, match=r"bytes are x.float\(\) / 127.5 - 1"):
+        model.dataset(255 * x, "a cat")
+    with pytest.raises(wherefrom.WherefromError, match="3 channels, not 1"):
+        model.dataset(x[:, :1], "a cat")
+
+
+def test_sounds_of_whole_numbers_or_of_one_channel_are_named() -> None:
+    model = model_of("stable_audio")
+    x = noise(1, 2, *model.pixels)
+    with pytest.warns(UserWarning, match="the sounds have numbers"):
+        model.dataset(32767 * x, "a cat")
+    with pytest.raises(wherefrom.WherefromError, match="2 channels, not 1"):
+        model.dataset(x[:, :1], "a cat")
+
+
+def test_images_of_the_shape_of_latents_are_said_to_be_taken_for_latents() -> None:
+    from pipelines import vae
+
+    pipe = pipeline_with(in_channels=3, out_channels=3)
+    pipe.vae = vae(3)
+    with pytest.warns(UserWarning, match="shape of the model's latents"):
+        wherefrom.from_pipeline(pipe).dataset(noise(2, 3, 8, 8).clamp(-1, 1), "a cat")
+
+
+# --- one text: a prompt, a file or a column -------------------------------------------------------
+
+
+def test_a_prompt_that_is_the_name_of_a_file_is_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cat").write_text("meow")
+    (tmp_path / "moon").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for prompt in ("cat", "moon"):
+        assert model_of("sd").dataset(noise(2, 4, 8, 8), prompt).captions == [prompt] * 2
+
+
+def test_a_metadata_file_that_is_not_there_is_no_prompt(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "one.png")
+    for name in ("captions.jsonl", "captions.CSV", "captions.txt"):
+        with pytest.raises(wherefrom.WherefromError, match="metadata file"):
+            model_of("sd").dataset(tmp_path, name)
+
+
+def test_one_text_for_a_saved_data_set_is_a_column(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    from PIL import Image
+
+    rows = {"image": [Image.new("RGB", (16, 16))] * 2, "text": ["a", "b"], "other": ["c", "d"]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "rows")
+    for place in (tmp_path / "rows", str(tmp_path / "rows")):
+        assert model_of("sd").dataset(place, "other").captions == ["c", "d"]
+    with pytest.raises(wherefrom.WherefromError, match="no column 'a cat'"):
+        model_of("sd").dataset(tmp_path / "rows", "a cat")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -16,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ..artefacts.artefact import Folder
+from ..data.hub import is_saved
 from ..data.items import Cond, map_cond
-from ..data.pictures import pictures
+from ..data.pictures import is_hub, pictures, say_range
 from ..data.sidecars import captions_of
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
-from ..errors import WherefromError, whole
+from ..errors import WherefromError, say, whole
 from .architecture import Adapter, Architecture
 from .description import Shown, described
 from .encoded import Encoded, encoded
@@ -32,6 +34,8 @@ from .table import TABLE
 
 Layers = Sequence[str] | Literal["lora", "trainable"] | None
 Size = int | Sequence[int] | None
+_TABLES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")  # no prompt ends so
+_PEAK = 1.05  # of sounds and videos of floats: a decoder overshoots a little
 
 
 class Model:
@@ -112,8 +116,19 @@ class Model:
             return None
         if self._row.packing is not None and images.ndim == 3:
             images = self._row.packing.unpacked(self.denoiser.network, images, self.shape)
-        alike = tuple(images.shape[1:]) == self.shape
-        return images.detach().float().cpu() if alike else None
+        if tuple(images.shape[1:]) != self.shape:
+            return None
+        images = images.detach().float().cpu()
+        if self.encoder.vae is None:
+            # a pipeline without a VAE is one of pixels; a network alone may be one of latents
+            if len(images) and (hasattr(self._pipe, "config") or images.min() >= 0):
+                say_range(images)
+        elif self.shape[0] in (1, 3):
+            say(
+                f"a tensor of {tuple(images.shape)} has the shape of the model's latents and is "
+                f"taken for them: give images of another size than {self.shape[1:]}, or as uint8"
+            )
+        return images
 
     def _recorded(self, items: Any) -> Tensor:
         """Videos or sounds, [N, C, ...] in [-1, 1]."""
@@ -127,12 +142,35 @@ class Model:
                 f"{what} were expected of the size {self.pixels}, in floating-point numbers, not "
                 f"{tuple(x.shape)} of {x.dtype}"
             )
+        self._check_recorded(x, what)
         return x.detach()
+
+    def _check_recorded(self, x: Tensor, what: str) -> None:
+        """Refuse what a VAE cannot have been trained on; say what it hardly was."""
+        film = len(self.shape) == 4
+        config: Any = getattr(self.encoder.vae, "config", {})
+        channels = 3 if film else config.get("audio_channels")
+        if channels is not None and x.shape[1] != channels:
+            raise WherefromError(f"{what} were expected with {channels} channels, not {x.shape[1]}")
+        if not len(x):
+            raise WherefromError(f"there are no items: give {what}")
+        low, high = (float(edge) for edge in x.detach().aminmax())
+        if film and max(-low, high) > _PEAK:
+            raise WherefromError(
+                f"the videos have numbers from {low:.3g} to {high:.3g}: they lie in [-1, 1]; bytes "
+                "are x.float() / 127.5 - 1"
+            )
+        if film:
+            say_range(x)
+        elif max(-low, high) > _PEAK:
+            say(
+                f"the sounds have numbers from {low:.3g} to {high:.3g}, and are taken to lie in "
+                "[-1, 1]"
+            )
 
     def _texts(self, images: Any, captions: Any, count: int) -> list[Any] | None:
         """One text or class for each item; None for a network without a condition."""
-        one_for_all = isinstance(captions, str) and not os.path.exists(captions)
-        if one_for_all and not hasattr(images, "column_names"):
+        if isinstance(captions, str) and not _names_something(images, captions):
             return [captions] * count
         kept = None if isinstance(images, Tensor) and captions is None else captions
         texts = captions_of(images, kept)
@@ -183,6 +221,14 @@ def from_pipeline(
             f"{type(pipe).__name__} has {'several networks' if found else 'no network'} that "
             "denoise: attribute one of them with from_model(network, scheduler)"
         )
+    for name, part in pipe.components.items():
+        encodes = isinstance(part, nn.Module) and hasattr(part, "encode")
+        if name != "vae" and encodes and hasattr(part, "decode"):
+            raise WherefromError(
+                f"{type(pipe).__name__} makes its latents with {name} ({type(part).__name__}), and "
+                "how is not known: encode the images yourself and use from_model(network, "
+                "scheduler)"
+            )
     return _made(pipe, _part(pipe, found[0]), pipe.scheduler, layers, exclude, size)
 
 
@@ -202,6 +248,12 @@ def from_model(
     alone = SimpleNamespace(components={}, scheduler=scheduler, unet=network, transformer=network)
     alone.vae = None
     return _made(alone, network, scheduler, layers, exclude, size)
+
+
+def _names_something(images: Any, captions: str) -> bool:
+    """Whether a text is the name of a column or of a file, and not a prompt for all images."""
+    saved = isinstance(images, str | os.PathLike) and is_saved(Path(images))
+    return saved or is_hub(images) or Path(captions).suffix.lower() in _TABLES
 
 
 def _part(pipe: Any, name: str) -> Any:
