@@ -4,6 +4,7 @@ gradients are those of plain autograd, and what TIDE reads is the image's.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -594,3 +595,17 @@ def test_one_text_for_a_saved_data_set_is_a_column(tmp_path: Path) -> None:
         assert model_of("sd").dataset(place, "other").captions == ["c", "d"]
     with pytest.raises(wherefrom.WherefromError, match="no column 'a cat'"):
         model_of("sd").dataset(tmp_path / "rows", "a cat")
+
+
+def test_encoders_that_were_loaded_from_another_folder_are_the_same(tmp_path: Path) -> None:
+    pipeline("sd").save_pretrained(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    first, second = (
+        model_of("sd", diffusers.DiffusionPipeline.from_pretrained(tmp_path / place))
+        for place in ("one", "two")
+    )
+    x = noise(2, 3, 16, 16).clamp(-1, 1)
+    kept = first.dataset(x, "a cat", cache=tmp_path / "latents")
+    again = second.dataset(x, "a cat", cache=tmp_path / "latents")
+    assert again.fingerprint() == kept.fingerprint()
+    assert first.denoiser.identity() == second.denoiser.identity()

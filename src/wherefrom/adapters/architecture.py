@@ -48,7 +48,8 @@ class Architecture:
         conditions: the arguments of `forward` that are the condition.
         added: those of them that go inside `added_cond_kwargs`.
         told: what else `forward` is told, from the network, the latents and the condition.
-        ignored: arguments that `told` makes again, or that change nothing.
+        ignored: arguments that `told` makes again; they must be what it makes.
+        free: those of them that a generation may have otherwise than the items.
         packing: where the network takes tokens in place of latents.
         clock: what the scheduler's timestep is multiplied by.
         variance: whether the output may have a second half of channels, the learned variance.
@@ -68,6 +69,7 @@ class Architecture:
     added: tuple[str, ...] = ()
     told: Told = _nothing
     ignored: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
     packing: Packing | None = None
     clock: float = 1.0
     variance: bool = False
@@ -80,7 +82,18 @@ class Architecture:
 
 
 def _empty(value: Any) -> bool:
-    return isinstance(value, dict) and not value
+    """Whether an argument says nothing; the arguments of attention may have a LoRA's scale."""
+    return isinstance(value, dict) and all(
+        key == "scale" and one == 1 for key, one in value.items()
+    )
+
+
+def _alike(given: Any, made: Any) -> bool:
+    """Whether arguments are the same, but for rounding."""
+    if isinstance(made, tuple | list):
+        return len(given) == len(made) and all(map(_alike, given, made))
+    a, b = (torch.as_tensor(one).detach().to("cpu", torch.float32) for one in (given, made))
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-3)
 
 
 class Heard(NamedTuple):
@@ -168,6 +181,13 @@ class Adapter:
                 f"{tuple(shape)}: generate at the size of the bank, or make the model with "
                 "from_pipeline(pipe, size=...)"
             )
+        told = self.row.told(network, seen, cond)
+        for name in set(told).intersection(given, self.row.ignored).difference(self.row.free):
+            if not _alike(given[name], told[name]):
+                raise WherefromError(
+                    f"the pipeline gives {self.name} {name!r} otherwise than the items of the bank "
+                    "have it: generate at the size, or the frame rate, of the bank"
+                )
         level = timestep.flatten()
         if not bool((level == level[0]).all()):
             raise WherefromError(

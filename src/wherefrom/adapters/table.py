@@ -118,7 +118,6 @@ TABLE: dict[str, Architecture] = {
         shape=_square,
         conditions=("encoder_hidden_states", "class_labels"),
         added=("text_embeds", "time_ids"),
-        ignored=("cross_attention_kwargs",),
         encode=prompts.stable_diffusion,
     ),
     "DiTTransformer2DModel": Architecture(
@@ -154,6 +153,7 @@ TABLE: dict[str, Architecture] = {
         conditions=("encoder_hidden_states", "pooled_projections"),
         told=_flux_told,
         ignored=("img_ids", "txt_ids", "guidance"),
+        free=("guidance",),
         packing=Packing(_flux_packed, _flux_unpacked),
         clock=1 / 1000,
         blocks={"transformer_blocks.*": 1, "single_transformer_blocks.*": 1},
