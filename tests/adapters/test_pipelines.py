@@ -609,3 +609,47 @@ def test_encoders_that_were_loaded_from_another_folder_are_the_same(tmp_path: Pa
     again = second.dataset(x, "a cat", cache=tmp_path / "latents")
     assert again.fingerprint() == kept.fingerprint()
     assert first.denoiser.identity() == second.denoiser.identity()
+
+
+# --- pipelines that were changed before they came here --------------------------------------------
+
+
+def test_encoders_without_weights_say_so_and_are_described() -> None:
+    pipe = pipeline("sd")
+    pipe.enable_sequential_cpu_offload(device="cpu")
+    model = model_of("sd", pipe)
+    with pytest.raises(wherefrom.WherefromError, match="enable_sequential_cpu_offload"):
+        model.dataset(noise(2, 3, 16, 16).clamp(-1, 1), "a cat")
+    assert "on meta" in model.describe()
+
+
+def test_offloading_whole_models_changes_no_score() -> None:
+    plain, pipe = model_of("sd"), pipeline("sd")
+    pipe.enable_model_cpu_offload(device="cpu")
+    x, texts = noise(3, 3, 16, 16).clamp(-1, 1), list(WORDS[:3])
+    scores = []
+    for model in (plain, model_of("sd", pipe)):
+        data = model.dataset(x, texts)
+        scores.append(wherefrom.TID(model.denoiser, model.draws(2)).fit(data).scores(data, data))
+    assert torch.equal(*scores)
+
+
+def test_a_compiled_network_is_refused_with_the_way_out() -> None:
+    pipe = pipeline("sd")
+    pipe.unet = torch.compile(pipe.unet, backend="eager")
+    with pytest.raises(wherefrom.WherefromError, match="_orig_mod"):
+        wherefrom.from_pipeline(pipe)
+
+
+def test_a_flux_network_that_sees_more_than_the_image_is_refused() -> None:
+    pipe = pipeline("flux")
+    pipe.transformer.register_to_config(in_channels=96)
+    with pytest.raises(wherefrom.WherefromError, match="24 channels where the VAE makes 4"):
+        wherefrom.from_pipeline(pipe, size=16)
+
+
+def test_a_size_that_is_no_whole_number_is_refused() -> None:
+    sizes: list[Any] = [16.0, (16.0, 16)]
+    for size in sizes:
+        with pytest.raises(wherefrom.WherefromError, match="whole number"):
+            wherefrom.from_pipeline(shared("sd"), size=size)

@@ -43,6 +43,7 @@ class PipelineEncoder:
 
     def identity(self) -> dict[str, Any]:
         """What latents and conditions depend on."""
+        _check_weights({"vae": self.vae, **self.encoders})
         tokenizers = {
             name: [type(one).__name__, fingerprint(repr(sorted(one.get_vocab().items())))]
             for name, one in self._pipe.components.items()
@@ -63,6 +64,7 @@ class PipelineEncoder:
         """Latents [B, C, h, w], float32 on the CPU, of images x [B, 3, H, W] in [-1, 1]."""
         if self.vae is None:
             return x.float().cpu()
+        _check_weights({"vae": self.vae})
         mean, scale = scaling(self.vae)
         with _evaluating([self.vae]), _upcast(self.vae) as dtype:
             device = next(self.vae.parameters()).device
@@ -96,6 +98,7 @@ class PipelineEncoder:
                 f"{type(self._pipe).__name__} generates from prompts, not from classes: give texts "
                 f"in place of {texts[words.index(False)]!r:.40}"
             )
+        _check_weights(self.encoders)
         with _evaluating(self.encoders.values()):
             made = encode(self._pipe, texts, self.pixels)
         return {name: value.detach().cpu() for name, value in made.items()}
@@ -157,6 +160,17 @@ def scaling(vae: Any) -> tuple[Tensor, Tensor]:
     mean = value("latents_mean", 0.0)
     shift = value("shift_factor", 0.0)
     return mean + shift, value("scaling_factor", 1.0) / value("latents_std", 1.0)
+
+
+def _check_weights(modules: Mapping[str, Any]) -> None:
+    """Refuse encoders whose weights are not there."""
+    for name, module in modules.items():
+        if module is not None and any(one.is_meta for one in module.parameters()):
+            raise WherefromError(
+                f"{name} ({type(module).__name__}) is on the meta device, where it has no weights, "
+                "as after pipe.enable_sequential_cpu_offload(): load the pipeline without that; "
+                "pipe.enable_model_cpu_offload() keeps them"
+            )
 
 
 def _mode(encoded: Any) -> Tensor:

@@ -270,6 +270,11 @@ def _made(
 ) -> Model:
     name = type(network).__name__
     row = TABLE.get(name)
+    if hasattr(network, "_orig_mod"):
+        raise WherefromError(
+            f"{type(network._orig_mod).__name__} went through torch.compile, which does not let "
+            "its layers be followed: put its `_orig_mod` back into the pipeline first"
+        )
     if row is None:
         raise WherefromError(
             f"{name} is not among the networks that are known ({', '.join(TABLE)}): wrap it as "
@@ -279,7 +284,7 @@ def _made(
     shape = row.shape(config)
     vae = _part(pipe, "vae")
     channels = None if vae is None else vae.config.get("latent_channels", vae.config.get("z_dim"))
-    if channels is not None and row.packing is None and shape[0] != channels:
+    if channels is not None and shape[0] != channels:
         raise WherefromError(
             f"{name} takes {shape[0]} channels where the VAE makes {channels}: a network that sees "
             "something beside the image, as for inpainting, cannot be attributed by from_pipeline"
