@@ -320,3 +320,36 @@ def test_a_pass_that_failed_leaves_nothing_in_the_next() -> None:
         handle.remove()
         generated("sd", pipe, 4, 3.0, PROMPTS[:2])
     assert torch.equal(trace.by_step[0].hits.scores, alone.by_step[0].hits.scores)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_of_perturbed_attention_the_rows_that_are_not_perturbed_are_followed(
+    guidance: float,
+) -> None:
+    """The first step has the same state and prompt as without."""
+    pipe, _, bank = world("sd")
+    parts = {**pipe.components, "scheduler": diffusers.DDIMScheduler(**SD_SCHEDULE)}
+    plain = diffusers.StableDiffusionPipeline(**parts, requires_safety_checker=False)
+    other = diffusers.StableDiffusionPAGPipeline(
+        **parts, requires_safety_checker=False, pag_applied_layers=["mid"]
+    )
+    first = []
+    for one, more in ((plain, {}), (other, {"pag_scale": 3.0})):
+        one.set_progress_bar_config(disable=True)
+        with bank.trace(one, top_k=5) as trace:
+            generated("sd", one, 3, guidance, PROMPTS[:2], **more)
+        assert trace.hits.indices.shape == (2, 5)
+        first.append(trace.by_step[0].hits.scores)
+    assert torch.allclose(*first, atol=1e-5)
+
+
+def test_a_network_whose_forward_was_replaced_is_heard_by_its_class() -> None:
+    pipe, _, _ = world("sd")
+    network = network_of(pipe)
+    own = network.forward
+    network.forward = lambda *args, **kwargs: own(*args, **kwargs)
+    try:
+        trace, hits = traced("sd", 2, 3.0)
+    finally:
+        del network.forward
+    assert torch.equal(trace.hits.indices, hits.indices)

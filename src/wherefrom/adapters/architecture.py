@@ -155,8 +155,10 @@ class Adapter:
 
         `shape`: of one item's latents, as the bank has them.
         """
-        given = inspect.signature(network.forward).bind(*args, **kwargs).arguments
+        # of the class: somebody may have put a function of their own in the method's place
+        given = inspect.signature(type(network).forward).bind(network, *args, **kwargs).arguments
         given = {name: value for name, value in given.items() if value is not None}
+        del given["self"]
         tokens = given.pop(next(iter(given)))
         timestep = torch.as_tensor(given.pop("timestep")) / self.row.clock
         added = {k: v for k, v in given.pop("added_cond_kwargs", {}).items() if v is not None}

@@ -77,8 +77,11 @@ class Following:
             return  # by this library: a search inside the trace
         self._call = self._call or (args, dict(kwargs), streams)
 
-    def stepped(self, sample: Tensor, result: Tensor) -> Evaluation | None:
-        """The scheduler has made `result` of `sample`; None where the network had no part in it."""
+    def stepped(self, sample: Tensor, result: Tensor, perturbed: bool) -> Evaluation | None:
+        """The scheduler has made `result` of `sample`; None where the network had no part in it.
+
+        `perturbed`: the last rows of a call are images whose attention the pipeline perturbs.
+        """
         call, self._call = self._call, None
         if call is None:
             return None
@@ -86,7 +89,7 @@ class Following:
         network, process = self._denoiser.network, self._denoiser.process
         heard = self._adapter.heard(network, args, kwargs, self._shape)
         batch = len(heard.x_sigma)
-        rows = self._rows(heard.x_sigma, heard.cond, len(sample))
+        rows = self._rows(heard.x_sigma, heard.cond, len(sample), perturbed)
         streams = [stream[rows] for stream in self._taps.check(streams, batch)]
         cond = cond_rows(heard.cond, rows)
         self._say_changed(sample[rows] if len(sample) == batch else sample)
@@ -114,7 +117,7 @@ class Following:
                 "too, search with model.queries(latents, prompts)"
             )
 
-    def _rows(self, x: Tensor, cond: Cond, images: int) -> slice:
+    def _rows(self, x: Tensor, cond: Cond, images: int, perturbed: bool) -> slice:
         """The rows of a call that have the images' own condition."""
         batch, half = len(x), len(x) // 2
         if self._adapter.row.guidance == "null last":  # the scheduler gets both halves
@@ -122,10 +125,11 @@ class Following:
                 batch == 2 * half and torch.equal(x[:half], x[half:]) and self._null(cond, half)
             )
             return slice(0, half if doubled else batch)
-        if batch == images:
-            return slice(0, batch)
-        if batch == 2 * images:
-            return slice(images, batch)
+        own = batch - images * perturbed
+        if own == images:
+            return slice(0, images)
+        if own == 2 * images:
+            return slice(images, own)
         raise WherefromError(
             f"the pipeline evaluates {self._adapter.name} on {batch} rows for {images} images, and "
             "which of them have the condition is not known: trace it without that kind of guidance"
@@ -180,7 +184,8 @@ def following(
         result = step(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
         made = result[0] if isinstance(result, tuple) else result.prev_sample
-        evaluation = followed.stepped(given["sample"], made)
+        perturbed = bool(getattr(pipe, "do_perturbed_attention_guidance", False))
+        evaluation = followed.stepped(given["sample"], made, perturbed)
         followed.whole = _is_last(pipe.scheduler, given["timestep"])
         if evaluation is not None:
             seen(evaluation)
