@@ -653,3 +653,47 @@ def test_a_size_that_is_no_whole_number_is_refused() -> None:
     for size in sizes:
         with pytest.raises(wherefrom.WherefromError, match="whole number"):
             wherefrom.from_pipeline(shared("sd"), size=size)
+
+
+def test_an_empty_prompt_of_sdxl_is_encoded_as_its_pipeline_does_and_is_no_null() -> None:
+    pipe, model = shared("sdxl"), model_of("sdxl")
+    calls: list[Any] = []
+    handle = pipe.unet.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs), with_kwargs=True
+    )
+    try:
+        generated("sdxl", pipe, steps=1, guidance=1.0, texts=[""])
+    finally:
+        handle.remove()
+    mine, null = model.encoder.conditions([""]), model.null()
+    assert isinstance(mine, dict)
+    assert isinstance(null, dict)
+    heard = calls[0]["encoder_hidden_states"]
+    assert torch.allclose(heard, mine["encoder_hidden_states"], atol=1e-6)
+    assert heard.any()
+    assert not null["encoder_hidden_states"].any()
+    assert not null["text_embeds"].any()
+
+
+def test_captions_are_cleaned_where_the_pipeline_cleans_its_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe, asked = pipeline("pixart"), []
+    own = pipe._text_preprocessing
+
+    def heard(text: Any, clean_caption: bool = False) -> Any:
+        asked.append(clean_caption)
+        return own(text, clean_caption=False)
+
+    monkeypatch.setattr(pipe, "_text_preprocessing", heard)
+    generated("pixart", pipe, steps=2, guidance=1.0)
+    theirs, asked[:] = list(asked), []
+    model_of("pixart", pipe).encoder.conditions(["a cat"])
+    assert set(asked) == set(theirs) == {True}
+
+
+def test_images_for_a_network_of_latents_without_a_vae_are_refused() -> None:
+    pipe = shared("dit")
+    model = wherefrom.from_model(pipe.transformer, pipe.scheduler)
+    with pytest.raises(wherefrom.WherefromError, match="no VAE here"):
+        model.dataset(noise(2, 3, 8, 8).clamp(-1, 1), [1, 2])

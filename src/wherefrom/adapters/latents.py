@@ -63,6 +63,12 @@ class PipelineEncoder:
     def latents(self, x: Tensor) -> Tensor:
         """Latents [B, C, h, w], float32 on the CPU, of images x [B, 3, H, W] in [-1, 1]."""
         if self.vae is None:
+            if tuple(x.shape[1:]) != self._shape:
+                raise WherefromError(
+                    f"there is no VAE here, and the network takes {self._shape} where the images "
+                    f"are {tuple(x.shape[1:])}: make the model with from_pipeline, or give latents "
+                    "[N, C, h, w]"
+                )
             return x.float().cpu()
         _check_weights({"vae": self.vae})
         mean, scale = scaling(self.vae)
@@ -127,7 +133,10 @@ class PipelineEncoder:
             return None
         made = self.conditions([self.nothing])
         assert isinstance(made, dict)
-        zeros = {name: torch.zeros_like(made[name]) for name in self._row.zeroed}
+        zeroed = self._row.zeroed
+        if getattr(self._pipe, "config", {}).get("force_zeros_for_empty_prompt"):  # SDXL
+            zeroed = ("encoder_hidden_states", "text_embeds")
+        zeros = {name: torch.zeros_like(made[name]) for name in zeroed}
         return {**made, **zeros}
 
 

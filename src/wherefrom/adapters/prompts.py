@@ -25,10 +25,15 @@ _TOLD: dict[str, tuple[str | None, ...]] = {
 }
 
 
-def _longest(pipe: Any) -> dict[str, int]:
-    """How many tokens the pipeline itself takes of a prompt, where it says so."""
-    known = inspect.signature(pipe.__call__).parameters.get("max_sequence_length")
-    return {} if known is None else {"max_sequence_length": known.default}
+def _manner(pipe: Any) -> dict[str, Any]:
+    """How many tokens the pipeline itself takes of a prompt, and whether it cleans it first: what
+    it generates with by default, which may differ from what its encoding does alone.
+    """
+    called, encodes = (
+        inspect.signature(one).parameters for one in (pipe.__call__, pipe.encode_prompt)
+    )
+    names = [name for name in ("max_sequence_length", "clean_caption") if name in encodes]
+    return {name: called[name].default for name in names if name in called}
 
 
 def _rows(numbers: Sequence[float], count: int, like: Tensor) -> Tensor:
@@ -63,16 +68,12 @@ def stable_diffusion(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str,
             device=pipe._execution_device,
             num_images_per_prompt=1,
             do_classifier_free_guidance=False,
+            **_manner(pipe),
         )
         return {"encoder_hidden_states": made[0]}
     embeds, _, pooled, _ = pipe.encode_prompt(
         list(texts), num_images_per_prompt=1, do_classifier_free_guidance=False
     )
-    if pipe.config.get("force_zeros_for_empty_prompt"):
-        # as the pipeline has it for the null condition
-        empty = torch.tensor([not text for text in texts], device=embeds.device)
-        embeds = embeds.masked_fill(empty[:, None, None], 0)
-        pooled = pooled.masked_fill(empty[:, None], 0)
     # the image is whole and of the size that it is generated at, as the pipeline says by default
     sizes = _rows([*pixels, 0, 0, *pixels], len(texts), embeds)
     return {"encoder_hidden_states": embeds, "text_embeds": pooled, "time_ids": sizes}
@@ -103,7 +104,7 @@ def dit(pipe: Any, labels: Sequence[Any], pixels: Size) -> dict[str, Tensor]:
 def pixart(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     """PixArt: T5 and its mask; the large networks are told the size as well."""
     embeds, mask, _, _ = pipe.encode_prompt(
-        list(texts), do_classifier_free_guidance=False, **_longest(pipe)
+        list(texts), do_classifier_free_guidance=False, **_manner(pipe)
     )
     made = {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
     if pipe.transformer.use_additional_conditions:
@@ -116,24 +117,24 @@ def pixart(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
 def stable_diffusion_3(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     prompt = list(texts)
     embeds, _, pooled, _ = pipe.encode_prompt(
-        prompt, prompt, prompt, do_classifier_free_guidance=False, **_longest(pipe)
+        prompt, prompt, prompt, do_classifier_free_guidance=False, **_manner(pipe)
     )
     return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
 
 
 def flux(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
-    embeds, pooled, _ = pipe.encode_prompt(list(texts), **_longest(pipe))
+    embeds, pooled, _ = pipe.encode_prompt(list(texts), **_manner(pipe))
     return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
 
 
 def wan(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
-    embeds, _ = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_longest(pipe))
+    embeds, _ = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_manner(pipe))
     return {"encoder_hidden_states": embeds}
 
 
 def ltx(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     embeds, mask, _, _ = pipe.encode_prompt(
-        list(texts), do_classifier_free_guidance=False, **_longest(pipe)
+        list(texts), do_classifier_free_guidance=False, **_manner(pipe)
     )
     return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
 
