@@ -697,3 +697,30 @@ def test_images_for_a_network_of_latents_without_a_vae_are_refused() -> None:
     model = wherefrom.from_model(pipe.transformer, pipe.scheduler)
     with pytest.raises(wherefrom.WherefromError, match="no VAE here"):
         model.dataset(noise(2, 3, 8, 8).clamp(-1, 1), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("flux", 18), ("dit", 18), ("sd3", 18), ("pixart", 18), ("wan", (5, 24, 16)), ("ddpm", 7)],
+)
+def test_a_size_that_is_no_whole_number_of_patches_is_refused(name: str, size: Any) -> None:
+    with pytest.raises(wherefrom.WherefromError, match="at a time: give multiples"):
+        wherefrom.from_pipeline(shared(name), size=size)
+
+
+def test_a_network_that_does_not_say_its_size_is_given_one() -> None:
+    from pipelines import ddpm
+
+    network, scheduler = ddpm(sample_size=None).unet, diffusers.DDPMScheduler()
+    with pytest.raises(wherefrom.WherefromError, match="give size="):
+        wherefrom.from_model(network, scheduler)
+    assert wherefrom.from_model(network, scheduler, size=8).shape == (3, 8, 8)
+
+
+def test_an_encoder_that_was_replaced_in_the_pipeline_is_another(tmp_path: Path) -> None:
+    pipe = pipeline("sd")
+    model, x = model_of("sd", pipe), noise(2, 3, 16, 16).clamp(-1, 1)
+    model.dataset(x, "a cat", cache=tmp_path / "latents")
+    pipe.text_encoder = pipeline("sdxl").text_encoder
+    with pytest.raises(wherefrom.WherefromError, match="another encoded data set"):
+        model.dataset(x, "a cat", cache=tmp_path / "latents")

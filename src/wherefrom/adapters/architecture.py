@@ -30,6 +30,11 @@ def _nothing(network: nn.Module, x: Tensor, cond: Mapping[str, Tensor]) -> dict[
     return {}
 
 
+def _patches(config: Mapping[str, Any]) -> Sequence[int]:
+    patch = config.get("patch_size") or 1
+    return (patch, patch) if isinstance(patch, int) else patch
+
+
 class Packing(NamedTuple):
     """Latents as tokens and back: `packed(network, x)` and `unpacked(network, tokens, shape)` with
     the shape of one item's latents.
@@ -45,6 +50,7 @@ class Architecture:
 
     Attributes:
         shape: of one item's latents, from the network's config: (C, H, W), (C, F, H, W), (C, T).
+        patches: how many latents in each direction the network takes at a time.
         conditions: the arguments of `forward` that are the condition.
         added: those of them that go inside `added_cond_kwargs`.
         told: what else `forward` is told, from the network, the latents and the condition.
@@ -65,6 +71,7 @@ class Architecture:
     """
 
     shape: Callable[[Mapping[str, Any]], tuple[int, ...]]
+    patches: Callable[[Mapping[str, Any]], Sequence[int]] = _patches
     conditions: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     told: Told = _nothing

@@ -35,11 +35,20 @@ class PipelineEncoder:
         self, pipe: Any, row: Architecture, shape: tuple[int, ...], pixels: tuple[int, ...]
     ) -> None:
         self._pipe, self._row, self._shape, self.pixels = pipe, row, shape, pixels
-        self.vae: nn.Module | None = getattr(pipe, "vae", None)
-        named = pipe.components.items()
+
+    @property
+    def vae(self) -> nn.Module | None:
+        """What makes latents, as the pipeline has it now; None: the network takes pixels."""
+        vae: nn.Module | None = getattr(self._pipe, "vae", None)
+        return vae
+
+    @property
+    def encoders(self) -> dict[str, nn.Module]:
+        """What makes conditions, as the pipeline has it now, by name."""
+        named = self._pipe.components.items()
         modules = {name: one for name, one in named if isinstance(one, nn.Module)}
         made = ("vae", "unet", "transformer", "safety_checker", "image_encoder")
-        self.encoders = {name: one for name, one in modules.items() if name not in made}
+        return {name: one for name, one in modules.items() if name not in made}
 
     def identity(self) -> dict[str, Any]:
         """What latents and conditions depend on."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from operator import mod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -291,6 +292,14 @@ def _made(
         )
     if size is not None:
         shape = shape_of(pipe, size, shape)
+    patches = row.patches(config)
+    if 0 in shape or (len(patches) == len(shape) - 1 and any(map(mod, shape[1:], patches))):
+        raise WherefromError(
+            f"{name} does not say of which size its images are: give size="
+            if 0 in shape
+            else f"size makes latents of {shape[1:]}, and {name} takes {tuple(patches)} of them at "
+            "a time: give multiples of that"
+        )
     schedule = read_scheduler(scheduler)
     blocks: Any = row.blocks
     denoiser = Denoiser(
