@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import wherefrom
-from pipelines import SD_SCHEDULE, SIZES, WORDS, generated, network_of, noise, pipeline
+from pipelines import MAKERS, SD_SCHEDULE, SIZES, WORDS, generated, network_of, noise, pipeline
 
 CLASSES = [1, 5, 9]
 PROMPTS = ["a cat", "the red moon", "old house"]
@@ -286,7 +286,7 @@ def test_latents_that_are_changed_between_steps_are_said() -> None:
         traced("sd", 2, 3.0, callback_on_step_end=nudge)
 
 
-@pytest.mark.parametrize("name", ["sd", "sdxl", "dit", "sd3", "flux", "wan", "ltx", "ddpm"])
+@pytest.mark.parametrize("name", list(MAKERS))
 def test_nothing_is_said_of_a_generation_that_goes_its_way(
     name: str, recwarn: pytest.WarningsRecorder
 ) -> None:

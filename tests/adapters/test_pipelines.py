@@ -724,3 +724,29 @@ def test_an_encoder_that_was_replaced_in_the_pipeline_is_another(tmp_path: Path)
     pipe.text_encoder = pipeline("sdxl").text_encoder
     with pytest.raises(wherefrom.WherefromError, match="another encoded data set"):
         model.dataset(x, "a cat", cache=tmp_path / "latents")
+
+
+def test_a_vae_of_grey_images_is_given_grey_images_and_one_of_six_channels_is_refused() -> None:
+    from pipelines import vae
+
+    pipe = pipeline("sd")
+    pipe.vae = vae(in_channels=1, out_channels=1).eval()
+    x = noise(2, 1, 16, 16).clamp(-1, 1)
+    data = model_of("sd", pipe).dataset(x, "a cat")
+    with torch.no_grad():
+        mode = pipe.vae.encode(x).latent_dist.mode()
+    made = torch.stack([data[place][0] for place in range(2)])
+    assert torch.allclose(made, mode * pipe.vae.config.scaling_factor, atol=1e-5)
+    pipe.vae = vae(in_channels=6, out_channels=6)
+    with pytest.raises(wherefrom.WherefromError, match="6 channels"):
+        model_of("sd", pipe).dataset(x, "a cat")
+
+
+def test_a_vae_that_slices_batches_makes_the_same_latents(tmp_path: Path) -> None:
+    pipe = pipeline("sd")
+    model, x = model_of("sd", pipe), noise(2, 3, 16, 16).clamp(-1, 1)
+    kept = model.dataset(x, "a cat", cache=tmp_path / "latents")
+    pipe.vae.enable_slicing()
+    again = model.dataset(x, "a cat", cache=tmp_path / "latents")
+    assert again.fingerprint() == kept.fingerprint()
+    assert torch.allclose(model.encoder.latents(x)[1], kept[1][0], atol=1e-6)

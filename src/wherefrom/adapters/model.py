@@ -80,7 +80,7 @@ class Model:
             source: Any = latents
         elif len(self.shape) == 3:
             height, width = self.pixels
-            source = pictures(images, (height, width), 1 if self._grey else 3)
+            source = pictures(images, (height, width), self._channels)
         else:
             source = self._recorded(images)
         texts = self._texts(images, captions, len(source))
@@ -108,8 +108,18 @@ class Model:
     # --- what is given --------------------------------------------------------------------------
 
     @property
-    def _grey(self) -> bool:
-        return self.encoder.vae is None and self.shape[0] == 1
+    def _channels(self) -> int:
+        """Of images: 1 (grey) or 3; a VAE that takes others is refused."""
+        if self.encoder.vae is None:
+            return 1 if self.shape[0] == 1 else 3
+        config: Any = self.encoder.vae.config
+        channels = config.get("in_channels", 3)
+        if channels not in (1, 3):
+            raise WherefromError(
+                f"{type(self.encoder.vae).__name__} takes images of {channels} channels: encode "
+                "them yourself and give latents"
+            )
+        return int(channels)
 
     def _as_latents(self, images: Any) -> Tensor | None:
         """Images that are latents already, [N, C, h, w]; None where they are images."""
