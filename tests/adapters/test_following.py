@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import wherefrom
-from pipelines import SD_SCHEDULE, SIZES, WORDS, generated, network_of, noise, pipeline
+from pipelines import MAKERS, SD_SCHEDULE, SIZES, WORDS, generated, network_of, noise, pipeline
 
 CLASSES = [1, 5, 9]
 PROMPTS = ["a cat", "the red moon", "old house"]
@@ -234,3 +234,122 @@ def test_a_bank_that_knows_no_pipeline_says_so() -> None:
         tide.index(data).trace(pipe, top_k=3),
     ):
         pass
+
+
+# --- generations that are not what they look like -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "word"),
+    [
+        ("flux", {"height": 32, "width": 8}, "img_ids"),  # as many tokens
+        ("ltx", {"height": 128, "width": 32}, "height|width"),
+        ("ltx", {"frame_rate": 50}, "rope_interpolation_scale"),
+        ("sd", {"cross_attention_kwargs": {"scale": 0.5}}, "cross_attention_kwargs"),
+    ],
+)
+def test_a_generation_of_another_form_with_as_many_tokens_is_refused(
+    name: str, more: dict[str, Any], word: str
+) -> None:
+    pipe, _, bank = world(name)
+    with pytest.raises(wherefrom.WherefromError, match=word), bank.trace(pipe):
+        generated(name, pipe, 2, None, PROMPTS[:1], **more)
+
+
+def test_a_lora_scale_of_one_is_as_none() -> None:
+    trace, hits = traced("sd", 2, 3.0, cross_attention_kwargs={"scale": 1.0})
+    assert torch.equal(trace.hits.indices, hits.indices)
+
+
+def test_a_generation_that_was_stopped_midway_is_not_taken_for_an_image() -> None:
+    def stop(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        pipe._interrupt = step == 1
+        return given
+
+    with pytest.warns(UserWarning, match="ended before the scheduler's last step"):
+        trace, _ = traced("sd", 2, 3.0, callback_on_step_end=stop)
+    assert len(trace.by_step) == 2
+    assert trace.hits.about["aligned"] is False
+
+
+def test_a_generation_that_leaves_noise_to_a_refiner_is_not_taken_for_an_image() -> None:
+    with pytest.warns(UserWarning, match="still has noise"):
+        trace, _ = traced("sdxl", 2, 3.0, denoising_end=0.5)
+    assert trace.hits.about["aligned"] is False
+
+
+def test_latents_that_are_changed_between_steps_are_said() -> None:
+    def nudge(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return {"latents": given["latents"] + noise(*given["latents"].shape, seed=step)}
+
+    with pytest.warns(UserWarning, match="changes the latents between"):
+        traced("sd", 2, 3.0, callback_on_step_end=nudge)
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_nothing_is_said_of_a_generation_that_goes_its_way(
+    name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    traced(name, 2, 3.0, steps=3)
+    said = [str(one.message) for one in recwarn]
+    assert not [text for text in said if "changes the latents" in text or "last step" in text]
+
+
+def test_a_search_inside_a_trace_is_no_part_of_it() -> None:
+    pipe, model, bank = world("sd")
+    alone, _ = traced("sd", 2, 3.0)
+    with bank.trace(pipe, top_k=5) as trace:
+        bank.search(model.queries(noise(2, 4, 8, 8), PROMPTS[:2]), 5)
+        generated("sd", pipe, 4, 3.0, PROMPTS[:2])
+    for mine, own in zip(trace.by_step, alone.by_step, strict=True):
+        assert mine.sigma == own.sigma
+        assert torch.equal(mine.hits.scores, own.hits.scores)
+
+
+def test_a_pass_that_failed_leaves_nothing_in_the_next() -> None:
+    pipe, _, bank = world("sd")
+    alone, _ = traced("sd", 2, 3.0)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with bank.trace(pipe, top_k=5) as trace:
+        handle = network_of(pipe).conv_out.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            generated("sd", pipe, 4, 3.0, PROMPTS[:2])
+        handle.remove()
+        generated("sd", pipe, 4, 3.0, PROMPTS[:2])
+    assert torch.equal(trace.by_step[0].hits.scores, alone.by_step[0].hits.scores)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_of_perturbed_attention_the_rows_that_are_not_perturbed_are_followed(
+    guidance: float,
+) -> None:
+    """The first step has the same state and prompt as without."""
+    pipe, _, bank = world("sd")
+    parts = {**pipe.components, "scheduler": diffusers.DDIMScheduler(**SD_SCHEDULE)}
+    plain = diffusers.StableDiffusionPipeline(**parts, requires_safety_checker=False)
+    other = diffusers.StableDiffusionPAGPipeline(
+        **parts, requires_safety_checker=False, pag_applied_layers=["mid"]
+    )
+    first = []
+    for one, more in ((plain, {}), (other, {"pag_scale": 3.0})):
+        one.set_progress_bar_config(disable=True)
+        with bank.trace(one, top_k=5) as trace:
+            generated("sd", one, 3, guidance, PROMPTS[:2], **more)
+        assert trace.hits.indices.shape == (2, 5)
+        first.append(trace.by_step[0].hits.scores)
+    assert torch.allclose(*first, atol=1e-5)
+
+
+def test_a_network_whose_forward_was_replaced_is_heard_by_its_class() -> None:
+    pipe, _, _ = world("sd")
+    network = network_of(pipe)
+    own = network.forward
+    network.forward = lambda *args, **kwargs: own(*args, **kwargs)
+    try:
+        trace, hits = traced("sd", 2, 3.0)
+    finally:
+        del network.forward
+    assert torch.equal(trace.hits.indices, hits.indices)

@@ -4,6 +4,8 @@ gradients are those of plain autograd, and what TIDE reads is the image's.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -419,3 +421,332 @@ def test_fused_projections_are_followed_as_the_layers_that_run() -> None:
     assert all(
         layer not in model.denoiser.silent for layer in model.denoiser.layers if "to_qkv" in layer
     )
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+def test_wan_in_bfloat16_whose_first_parameter_stays_in_float32_scores_as_in_float32(
+    tmp_path: Path,
+) -> None:
+    pipeline("wan").save_pretrained(tmp_path)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        pipe = diffusers.DiffusionPipeline.from_pretrained(tmp_path, dtype=dtype)
+        model = model_of("wan", pipe)
+        assert model.denoiser.dtype == dtype
+        items = floats(items_of("wan", model, 3))
+        tid = wherefrom.TID(model.denoiser, model.draws(2), normalize="none").fit(items)
+        found.append(tid.scores(items, items))
+    assert {one.dtype for one in pipe.transformer.parameters()} == {torch.float32, torch.bfloat16}
+    assert ((found[1] - found[0]).abs() / found[0]).max() < 0.1
+
+
+# --- prompts and classes that nothing encodes -----------------------------------------------------
+
+
+def test_dit_takes_classes_by_the_names_that_its_pipeline_knows() -> None:
+    data = model_of("dit").dataset(noise(3, 4, 8, 8), ["moon", "gold", "goldfish"])
+    assert [int(data[place][1]["class_labels"]) for place in range(3)] == [1, 0, 0]
+    with pytest.raises(wherefrom.WherefromError, match="'sun' is no class"):
+        model_of("dit").dataset(noise(1, 4, 8, 8), ["sun"])
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl", "wan"])
+def test_a_pipeline_that_was_loaded_without_its_text_encoders_says_so(name: str) -> None:
+    pipe = pipeline(name)
+    for part in ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"):
+        if hasattr(pipe, part):
+            setattr(pipe, part, None)
+    model = model_of(name, pipe)
+    with pytest.raises(wherefrom.WherefromError, match="no text encoder here"):
+        model.dataset(noise(1, *model.shape), "a cat")
+    assert "nothing here encodes them" in model.describe()
+
+
+def test_classes_in_the_place_of_prompts_are_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="from prompts, not from classes"):
+        model_of("sd").dataset(noise(2, 4, 8, 8), [1, 2])
+    alone = wherefrom.from_model(shared("sd").unet, shared("sd").scheduler)
+    with pytest.raises(wherefrom.WherefromError, match="no text encoder here"):
+        alone.dataset(noise(2, 4, 8, 8), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"class_embed_type": "projection", "projection_class_embeddings_input_dim": 8}, "class_"),
+        ({"num_class_embeds": 3}, "num_class_embeds"),
+        ({"encoder_hid_dim": 8, "encoder_hid_dim_type": "image_proj"}, "image_proj"),
+        (
+            {
+                "addition_embed_type": "text_time",
+                "addition_time_embed_dim": 4,
+                "projection_class_embeddings_input_dim": 32,
+            },
+            "text_time",
+        ),
+    ],
+)
+def test_a_unet_that_is_told_more_than_a_prompt_says_is_refused(
+    changes: dict[str, Any], word: str
+) -> None:
+    model = wherefrom.from_pipeline(pipeline_with(**changes))
+    with pytest.raises(wherefrom.WherefromError, match=word):
+        model.dataset(noise(1, 4, 8, 8), "a cat")
+
+
+def test_the_refiner_that_is_told_a_score_is_refused() -> None:
+    base = pipeline("sdxl")
+    pipe = diffusers.StableDiffusionXLImg2ImgPipeline(
+        **base.components, requires_aesthetics_score=True, add_watermarker=False
+    )
+    with pytest.raises(wherefrom.WherefromError, match="told more"):
+        wherefrom.from_pipeline(pipe).dataset(noise(1, 4, 8, 8), "a cat")
+
+
+# --- images that are not what they look like ------------------------------------------------------
+
+
+def test_a_pipeline_whose_autoencoder_has_another_name_is_not_taken_for_one_of_pixels() -> None:
+    autoencoder = diffusers.VQModel(
+        block_out_channels=(8,), norm_num_groups=4, latent_channels=3, num_vq_embeddings=8
+    )
+    pipe = diffusers.LDMPipeline(autoencoder, shared("ddpm").unet, diffusers.DDIMScheduler())
+    with pytest.raises(wherefrom.WherefromError, match=r"with vqvae \(VQModel\)"):
+        wherefrom.from_pipeline(pipe)
+
+
+@pytest.mark.parametrize("scale", [1, 255])
+def test_pixels_of_floats_in_another_range_are_named(scale: int) -> None:
+    x = scale * torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match=r"taken to lie in \[-1, 1\]"):
+        model_of("ddpm").dataset(x)
+    alone = wherefrom.from_model(shared("ddpm").unet, shared("ddpm").scheduler)
+    with pytest.warns(UserWarning, match=r"taken to lie in \[-1, 1\]"):
+        alone.dataset(x)
+
+
+def test_latents_of_a_network_alone_may_have_any_range(recwarn: pytest.WarningsRecorder) -> None:
+    alone = wherefrom.from_model(shared("ddpm").unet, shared("ddpm").scheduler)
+    alone.dataset(3 * noise(4, 3, 8, 8))
+    model_of("ddpm").dataset(noise(4, 3, 8, 8).clamp(-1, 1))
+    assert not [one for one in recwarn if "taken to lie" in str(one.message)]
+
+
+def test_videos_in_another_range_or_of_other_channels_are_named() -> None:
+    model = model_of("wan")
+    x = torch.rand(1, 3, 5, 16, 16, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match=r"taken to lie in \[-1, 1\]"):
+        model.dataset(x, "a cat")
+    with pytest.raises(wherefrom.WherefromError, match=r"bytes are x.float\(\) / 127.5 - 1"):
+        model.dataset(255 * x, "a cat")
+    with pytest.raises(wherefrom.WherefromError, match="3 channels, not 1"):
+        model.dataset(x[:, :1], "a cat")
+
+
+def test_sounds_of_whole_numbers_or_of_one_channel_are_named() -> None:
+    model = model_of("stable_audio")
+    x = noise(1, 2, *model.pixels)
+    with pytest.warns(UserWarning, match="the sounds have numbers"):
+        model.dataset(32767 * x, "a cat")
+    with pytest.raises(wherefrom.WherefromError, match="2 channels, not 1"):
+        model.dataset(x[:, :1], "a cat")
+
+
+def test_images_of_the_shape_of_latents_are_said_to_be_taken_for_latents() -> None:
+    from pipelines import vae
+
+    pipe = pipeline_with(in_channels=3, out_channels=3)
+    pipe.vae = vae(3)
+    with pytest.warns(UserWarning, match="shape of the model's latents"):
+        wherefrom.from_pipeline(pipe).dataset(noise(2, 3, 8, 8).clamp(-1, 1), "a cat")
+
+
+# --- one text: a prompt, a file or a column -------------------------------------------------------
+
+
+def test_a_prompt_that_is_the_name_of_a_file_is_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cat").write_text("meow")
+    (tmp_path / "moon").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for prompt in ("cat", "moon"):
+        assert model_of("sd").dataset(noise(2, 4, 8, 8), prompt).captions == [prompt] * 2
+
+
+def test_a_metadata_file_that_is_not_there_is_no_prompt(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "one.png")
+    for name in ("captions.jsonl", "captions.CSV", "captions.txt"):
+        with pytest.raises(wherefrom.WherefromError, match="metadata file"):
+            model_of("sd").dataset(tmp_path, name)
+
+
+def test_one_text_for_a_saved_data_set_is_a_column(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    from PIL import Image
+
+    rows = {"image": [Image.new("RGB", (16, 16))] * 2, "text": ["a", "b"], "other": ["c", "d"]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "rows")
+    for place in (tmp_path / "rows", str(tmp_path / "rows")):
+        assert model_of("sd").dataset(place, "other").captions == ["c", "d"]
+    with pytest.raises(wherefrom.WherefromError, match="no column 'a cat'"):
+        model_of("sd").dataset(tmp_path / "rows", "a cat")
+
+
+def test_encoders_that_were_loaded_from_another_folder_are_the_same(tmp_path: Path) -> None:
+    pipeline("sd").save_pretrained(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    first, second = (
+        model_of("sd", diffusers.DiffusionPipeline.from_pretrained(tmp_path / place))
+        for place in ("one", "two")
+    )
+    x = noise(2, 3, 16, 16).clamp(-1, 1)
+    kept = first.dataset(x, "a cat", cache=tmp_path / "latents")
+    again = second.dataset(x, "a cat", cache=tmp_path / "latents")
+    assert again.fingerprint() == kept.fingerprint()
+    assert first.denoiser.identity() == second.denoiser.identity()
+
+
+# --- pipelines that were changed before they came here --------------------------------------------
+
+
+def test_encoders_without_weights_say_so_and_are_described() -> None:
+    pipe = pipeline("sd")
+    pipe.enable_sequential_cpu_offload(device="cpu")
+    model = model_of("sd", pipe)
+    with pytest.raises(wherefrom.WherefromError, match="enable_sequential_cpu_offload"):
+        model.dataset(noise(2, 3, 16, 16).clamp(-1, 1), "a cat")
+    assert "on meta" in model.describe()
+
+
+def test_offloading_whole_models_changes_no_score() -> None:
+    plain, pipe = model_of("sd"), pipeline("sd")
+    pipe.enable_model_cpu_offload(device="cpu")
+    x, texts = noise(3, 3, 16, 16).clamp(-1, 1), list(WORDS[:3])
+    scores = []
+    for model in (plain, model_of("sd", pipe)):
+        data = model.dataset(x, texts)
+        scores.append(wherefrom.TID(model.denoiser, model.draws(2)).fit(data).scores(data, data))
+    assert torch.equal(*scores)
+
+
+def test_a_compiled_network_is_refused_with_the_way_out() -> None:
+    pipe = pipeline("sd")
+    pipe.unet = torch.compile(pipe.unet, backend="eager")
+    with pytest.raises(wherefrom.WherefromError, match="_orig_mod"):
+        wherefrom.from_pipeline(pipe)
+
+
+def test_a_flux_network_that_sees_more_than_the_image_is_refused() -> None:
+    pipe = pipeline("flux")
+    pipe.transformer.register_to_config(in_channels=96)
+    with pytest.raises(wherefrom.WherefromError, match="24 channels where the VAE makes 4"):
+        wherefrom.from_pipeline(pipe, size=16)
+
+
+def test_a_size_that_is_no_whole_number_is_refused() -> None:
+    sizes: list[Any] = [16.0, (16.0, 16)]
+    for size in sizes:
+        with pytest.raises(wherefrom.WherefromError, match="whole number"):
+            wherefrom.from_pipeline(shared("sd"), size=size)
+
+
+def test_an_empty_prompt_of_sdxl_is_encoded_as_its_pipeline_does_and_is_no_null() -> None:
+    pipe, model = shared("sdxl"), model_of("sdxl")
+    calls: list[Any] = []
+    handle = pipe.unet.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs), with_kwargs=True
+    )
+    try:
+        generated("sdxl", pipe, steps=1, guidance=1.0, texts=[""])
+    finally:
+        handle.remove()
+    mine, null = model.encoder.conditions([""]), model.null()
+    assert isinstance(mine, dict)
+    assert isinstance(null, dict)
+    heard = calls[0]["encoder_hidden_states"]
+    assert torch.allclose(heard, mine["encoder_hidden_states"], atol=1e-6)
+    assert heard.any()
+    assert not null["encoder_hidden_states"].any()
+    assert not null["text_embeds"].any()
+
+
+def test_captions_are_cleaned_where_the_pipeline_cleans_its_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe, asked = pipeline("pixart"), []
+    own = pipe._text_preprocessing
+
+    def heard(text: Any, clean_caption: bool = False) -> Any:
+        asked.append(clean_caption)
+        return own(text, clean_caption=False)
+
+    monkeypatch.setattr(pipe, "_text_preprocessing", heard)
+    generated("pixart", pipe, steps=2, guidance=1.0)
+    theirs, asked[:] = list(asked), []
+    model_of("pixart", pipe).encoder.conditions(["a cat"])
+    assert set(asked) == set(theirs) == {True}
+
+
+def test_images_for_a_network_of_latents_without_a_vae_are_refused() -> None:
+    pipe = shared("dit")
+    model = wherefrom.from_model(pipe.transformer, pipe.scheduler)
+    with pytest.raises(wherefrom.WherefromError, match="no VAE here"):
+        model.dataset(noise(2, 3, 8, 8).clamp(-1, 1), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("flux", 18), ("dit", 18), ("sd3", 18), ("pixart", 18), ("wan", (5, 24, 16)), ("ddpm", 7)],
+)
+def test_a_size_that_is_no_whole_number_of_patches_is_refused(name: str, size: Any) -> None:
+    with pytest.raises(wherefrom.WherefromError, match="at a time: give multiples"):
+        wherefrom.from_pipeline(shared(name), size=size)
+
+
+def test_a_network_that_does_not_say_its_size_is_given_one() -> None:
+    from pipelines import ddpm
+
+    network, scheduler = ddpm(sample_size=None).unet, diffusers.DDPMScheduler()
+    with pytest.raises(wherefrom.WherefromError, match="give size="):
+        wherefrom.from_model(network, scheduler)
+    assert wherefrom.from_model(network, scheduler, size=8).shape == (3, 8, 8)
+
+
+def test_an_encoder_that_was_replaced_in_the_pipeline_is_another(tmp_path: Path) -> None:
+    pipe = pipeline("sd")
+    model, x = model_of("sd", pipe), noise(2, 3, 16, 16).clamp(-1, 1)
+    model.dataset(x, "a cat", cache=tmp_path / "latents")
+    pipe.text_encoder = pipeline("sdxl").text_encoder
+    with pytest.raises(wherefrom.WherefromError, match="another encoded data set"):
+        model.dataset(x, "a cat", cache=tmp_path / "latents")
+
+
+def test_a_vae_of_grey_images_is_given_grey_images_and_one_of_six_channels_is_refused() -> None:
+    from pipelines import vae
+
+    pipe = pipeline("sd")
+    pipe.vae = vae(in_channels=1, out_channels=1).eval()
+    x = noise(2, 1, 16, 16).clamp(-1, 1)
+    data = model_of("sd", pipe).dataset(x, "a cat")
+    with torch.no_grad():
+        mode = pipe.vae.encode(x).latent_dist.mode()
+    made = torch.stack([data[place][0] for place in range(2)])
+    assert torch.allclose(made, mode * pipe.vae.config.scaling_factor, atol=1e-5)
+    pipe.vae = vae(in_channels=6, out_channels=6)
+    with pytest.raises(wherefrom.WherefromError, match="6 channels"):
+        model_of("sd", pipe).dataset(x, "a cat")
+
+
+def test_a_vae_that_slices_batches_makes_the_same_latents(tmp_path: Path) -> None:
+    pipe = pipeline("sd")
+    model, x = model_of("sd", pipe), noise(2, 3, 16, 16).clamp(-1, 1)
+    kept = model.dataset(x, "a cat", cache=tmp_path / "latents")
+    pipe.vae.enable_slicing()
+    again = model.dataset(x, "a cat", cache=tmp_path / "latents")
+    assert again.fingerprint() == kept.fingerprint()
+    assert torch.allclose(model.encoder.latents(x)[1], kept[1][0], atol=1e-6)

@@ -30,6 +30,11 @@ def _nothing(network: nn.Module, x: Tensor, cond: Mapping[str, Tensor]) -> dict[
     return {}
 
 
+def _patches(config: Mapping[str, Any]) -> Sequence[int]:
+    patch = config.get("patch_size") or 1
+    return (patch, patch) if isinstance(patch, int) else patch
+
+
 class Packing(NamedTuple):
     """Latents as tokens and back: `packed(network, x)` and `unpacked(network, tokens, shape)` with
     the shape of one item's latents.
@@ -45,10 +50,12 @@ class Architecture:
 
     Attributes:
         shape: of one item's latents, from the network's config: (C, H, W), (C, F, H, W), (C, T).
+        patches: how many latents in each direction the network takes at a time.
         conditions: the arguments of `forward` that are the condition.
         added: those of them that go inside `added_cond_kwargs`.
         told: what else `forward` is told, from the network, the latents and the condition.
-        ignored: arguments that `told` makes again, or that change nothing.
+        ignored: arguments that `told` makes again; they must be what it makes.
+        free: those of them that a generation may have otherwise than the items.
         packing: where the network takes tokens in place of latents.
         clock: what the scheduler's timestep is multiplied by.
         variance: whether the output may have a second half of channels, the learned variance.
@@ -64,10 +71,12 @@ class Architecture:
     """
 
     shape: Callable[[Mapping[str, Any]], tuple[int, ...]]
+    patches: Callable[[Mapping[str, Any]], Sequence[int]] = _patches
     conditions: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     told: Told = _nothing
     ignored: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
     packing: Packing | None = None
     clock: float = 1.0
     variance: bool = False
@@ -80,7 +89,18 @@ class Architecture:
 
 
 def _empty(value: Any) -> bool:
-    return isinstance(value, dict) and not value
+    """Whether an argument says nothing; the arguments of attention may have a LoRA's scale."""
+    return isinstance(value, dict) and all(
+        key == "scale" and one == 1 for key, one in value.items()
+    )
+
+
+def _alike(given: Any, made: Any) -> bool:
+    """Whether arguments are the same, but for rounding."""
+    if isinstance(made, tuple | list):
+        return len(given) == len(made) and all(map(_alike, given, made))
+    a, b = (torch.as_tensor(one).detach().to("cpu", torch.float32) for one in (given, made))
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-3)
 
 
 class Heard(NamedTuple):
@@ -142,8 +162,10 @@ class Adapter:
 
         `shape`: of one item's latents, as the bank has them.
         """
-        given = inspect.signature(network.forward).bind(*args, **kwargs).arguments
+        # of the class: somebody may have put a function of their own in the method's place
+        given = inspect.signature(type(network).forward).bind(network, *args, **kwargs).arguments
         given = {name: value for name, value in given.items() if value is not None}
+        del given["self"]
         tokens = given.pop(next(iter(given)))
         timestep = torch.as_tensor(given.pop("timestep")) / self.row.clock
         added = {k: v for k, v in given.pop("added_cond_kwargs", {}).items() if v is not None}
@@ -168,6 +190,13 @@ class Adapter:
                 f"{tuple(shape)}: generate at the size of the bank, or make the model with "
                 "from_pipeline(pipe, size=...)"
             )
+        told = self.row.told(network, seen, cond)
+        for name in set(told).intersection(given, self.row.ignored).difference(self.row.free):
+            if not _alike(given[name], told[name]):
+                raise WherefromError(
+                    f"the pipeline gives {self.name} {name!r} otherwise than the items of the bank "
+                    "have it: generate at the size, or the frame rate, of the bank"
+                )
         level = timestep.flatten()
         if not bool((level == level[0]).all()):
             raise WherefromError(

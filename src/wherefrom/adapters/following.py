@@ -20,7 +20,8 @@ from torch import Tensor
 from ..data.items import Cond, cond_rows
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.streams import Streams, Taps, listening
-from ..errors import WherefromError
+from ..diffusion.turns import has_turn
+from ..errors import WherefromError, say
 from .architecture import Adapter
 from .scheduler import read_scheduler
 
@@ -48,6 +49,9 @@ class Following:
     def __init__(self, denoiser: Denoiser, taps: Taps, shape: tuple[int, ...]) -> None:
         assert isinstance(denoiser.call, Adapter)
         self.finished: Finished | None = None
+        self.whole = True  # whether the last step was the last of the scheduler's
+        self._made: Tensor | None = None  # of the last step, as the pipeline has it
+        self._said = False
         self._denoiser, self._adapter, self._taps, self._shape = (
             denoiser,
             denoiser.call,
@@ -57,6 +61,11 @@ class Following:
         self._call: tuple[Any, Mapping[str, Any], Streams] | None = None
         self._thread = threading.get_ident()
 
+    def begins(self, module: Any, args: Any) -> None:
+        """The network is about to be evaluated: nothing is left of a pass that failed."""
+        if threading.get_ident() == self._thread:
+            self._taps.streams = []
+
     def called(self, module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         """The network was evaluated; of several times before a step the first one counts, which is
         the one with the condition.
@@ -64,10 +73,15 @@ class Following:
         if threading.get_ident() != self._thread:
             return
         streams, self._taps.streams = self._taps.streams, []
+        if has_turn(module):
+            return  # by this library: a search inside the trace
         self._call = self._call or (args, dict(kwargs), streams)
 
-    def stepped(self, sample: Tensor, result: Tensor) -> Evaluation | None:
-        """The scheduler has made `result` of `sample`; None where the network had no part in it."""
+    def stepped(self, sample: Tensor, result: Tensor, perturbed: bool) -> Evaluation | None:
+        """The scheduler has made `result` of `sample`; None where the network had no part in it.
+
+        `perturbed`: the last rows of a call are images whose attention the pipeline perturbs.
+        """
         call, self._call = self._call, None
         if call is None:
             return None
@@ -75,10 +89,12 @@ class Following:
         network, process = self._denoiser.network, self._denoiser.process
         heard = self._adapter.heard(network, args, kwargs, self._shape)
         batch = len(heard.x_sigma)
-        rows = self._rows(heard.x_sigma, heard.cond, len(sample))
+        rows = self._rows(heard.x_sigma, heard.cond, len(sample), perturbed)
         streams = [stream[rows] for stream in self._taps.check(streams, batch)]
         cond = cond_rows(heard.cond, rows)
+        self._say_changed(sample[rows] if len(sample) == batch else sample)
         result = result[rows] if len(result) == batch else result
+        self._made = result
         packing = self._adapter.row.packing
         latents = result if packing is None else packing.unpacked(network, result, self._shape)
         self.finished = Finished(latents, cond)
@@ -86,7 +102,22 @@ class Following:
         low, high = process.range
         return Evaluation(heard.sigma.clamp(low, high), cond, streams)
 
-    def _rows(self, x: Tensor, cond: Cond, images: int) -> slice:
+    def _say_changed(self, sample: Tensor) -> None:
+        """Warn where the pipeline steps on with something else than its last step made."""
+        last = self._made
+        same = last is None or (
+            last.shape == sample.shape
+            and torch.allclose(last.float(), sample.float(), rtol=1e-2, atol=1e-2)
+        )
+        if not same and not self._said:
+            self._said = True
+            say(
+                "something changes the latents between the pipeline's steps, as a mask or a "
+                "callback does: the hits are of what its last step makes; where that is changed, "
+                "too, search with model.queries(latents, prompts)"
+            )
+
+    def _rows(self, x: Tensor, cond: Cond, images: int, perturbed: bool) -> slice:
         """The rows of a call that have the images' own condition."""
         batch, half = len(x), len(x) // 2
         if self._adapter.row.guidance == "null last":  # the scheduler gets both halves
@@ -94,10 +125,11 @@ class Following:
                 batch == 2 * half and torch.equal(x[:half], x[half:]) and self._null(cond, half)
             )
             return slice(0, half if doubled else batch)
-        if batch == images:
-            return slice(0, batch)
-        if batch == 2 * images:
-            return slice(images, batch)
+        own = batch - images * perturbed
+        if own == images:
+            return slice(0, images)
+        if own == 2 * images:
+            return slice(images, own)
         raise WherefromError(
             f"the pipeline evaluates {self._adapter.name} on {batch} rows for {images} images, and "
             "which of them have the condition is not known: trace it without that kind of guidance"
@@ -150,21 +182,29 @@ def following(
     @functools.wraps(step)
     def watched(*args: Any, **kwargs: Any) -> Any:
         result = step(*args, **kwargs)
-        sample = signature.bind(*args, **kwargs).arguments["sample"]
+        given = signature.bind(*args, **kwargs).arguments
         made = result[0] if isinstance(result, tuple) else result.prev_sample
-        evaluation = followed.stepped(sample, made)
+        perturbed = bool(getattr(pipe, "do_perturbed_attention_guidance", False))
+        evaluation = followed.stepped(given["sample"], made, perturbed)
+        followed.whole = _is_last(pipe.scheduler, given["timestep"])
         if evaluation is not None:
             seen(evaluation)
         return result
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(listening(taps))
-        handle = denoiser.network.register_forward_hook(followed.called, with_kwargs=True)
-        stack.callback(handle.remove)
+        network = denoiser.network
+        stack.callback(network.register_forward_pre_hook(followed.begins).remove)
+        stack.callback(network.register_forward_hook(followed.called, with_kwargs=True).remove)
         own = vars(pipe.scheduler).get("step")
         stack.callback(_restored, pipe.scheduler, own)
         pipe.scheduler.step = watched
         yield followed
+
+
+def _is_last(scheduler: Any, timestep: Any) -> bool:
+    """Whether a timestep is the last of those that the scheduler set."""
+    return abs(float(scheduler.timesteps[-1]) - float(timestep)) < 1e-3
 
 
 def _restored(scheduler: Any, own: Any) -> None:

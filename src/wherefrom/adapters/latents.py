@@ -35,14 +35,24 @@ class PipelineEncoder:
         self, pipe: Any, row: Architecture, shape: tuple[int, ...], pixels: tuple[int, ...]
     ) -> None:
         self._pipe, self._row, self._shape, self.pixels = pipe, row, shape, pixels
-        self.vae: nn.Module | None = getattr(pipe, "vae", None)
-        named = pipe.components.items()
+
+    @property
+    def vae(self) -> nn.Module | None:
+        """What makes latents, as the pipeline has it now; None: the network takes pixels."""
+        vae: nn.Module | None = getattr(self._pipe, "vae", None)
+        return vae
+
+    @property
+    def encoders(self) -> dict[str, nn.Module]:
+        """What makes conditions, as the pipeline has it now, by name."""
+        named = self._pipe.components.items()
         modules = {name: one for name, one in named if isinstance(one, nn.Module)}
         made = ("vae", "unet", "transformer", "safety_checker", "image_encoder")
-        self.encoders = {name: one for name, one in modules.items() if name not in made}
+        return {name: one for name, one in modules.items() if name not in made}
 
     def identity(self) -> dict[str, Any]:
         """What latents and conditions depend on."""
+        _check_weights({"vae": self.vae, **self.encoders})
         tokenizers = {
             name: [type(one).__name__, fingerprint(repr(sorted(one.get_vocab().items())))]
             for name, one in self._pipe.components.items()
@@ -62,7 +72,14 @@ class PipelineEncoder:
     def latents(self, x: Tensor) -> Tensor:
         """Latents [B, C, h, w], float32 on the CPU, of images x [B, 3, H, W] in [-1, 1]."""
         if self.vae is None:
+            if tuple(x.shape[1:]) != self._shape:
+                raise WherefromError(
+                    f"there is no VAE here, and the network takes {self._shape} where the images "
+                    f"are {tuple(x.shape[1:])}: make the model with from_pipeline, or give latents "
+                    "[N, C, h, w]"
+                )
             return x.float().cpu()
+        _check_weights({"vae": self.vae})
         mean, scale = scaling(self.vae)
         with _evaluating([self.vae]), _upcast(self.vae) as dtype:
             device = next(self.vae.parameters()).device
@@ -84,15 +101,28 @@ class PipelineEncoder:
                 f"{type(self._pipe).__name__} generates without a condition: leave captions and "
                 "prompts out"
             )
-        words = any(isinstance(text, str) for text in texts)
-        if self._row.encode is None or (words and not hasattr(self._pipe, "encode_prompt")):
+        words, encode = [isinstance(text, str) for text in texts], self._row.encode
+        if encode is None or not self._encodes(any(words)):
             raise WherefromError(
-                "there is no text encoder here for prompts: make the model with from_pipeline, or "
-                "give items (latents, condition) with the condition as tensors"
+                "there is no text encoder here for prompts: make the model with from_pipeline of a "
+                "pipeline that has one, or give items (latents, condition) with the condition as "
+                "tensors"
             )
+        if hasattr(self._pipe, "encode_prompt") and not all(words):
+            raise WherefromError(
+                f"{type(self._pipe).__name__} generates from prompts, not from classes: give texts "
+                f"in place of {texts[words.index(False)]!r:.40}"
+            )
+        _check_weights(self.encoders)
         with _evaluating(self.encoders.values()):
-            made = self._row.encode(self._pipe, texts, self.pixels)
+            made = encode(self._pipe, texts, self.pixels)
         return {name: value.detach().cpu() for name, value in made.items()}
+
+    def _encodes(self, words: bool) -> bool:
+        """Whether there is what makes conditions of words, or of classes."""
+        if self._row.encode in (prompts.dit, prompts.unet_classes):
+            return not words or bool(getattr(self._pipe, "labels", None))
+        return hasattr(self._pipe, "encode_prompt") and bool(self.encoders)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +142,10 @@ class PipelineEncoder:
             return None
         made = self.conditions([self.nothing])
         assert isinstance(made, dict)
-        zeros = {name: torch.zeros_like(made[name]) for name in self._row.zeroed}
+        zeroed = self._row.zeroed
+        if getattr(self._pipe, "config", {}).get("force_zeros_for_empty_prompt"):  # SDXL
+            zeroed = ("encoder_hidden_states", "text_embeds")
+        zeros = {name: torch.zeros_like(made[name]) for name in zeroed}
         return {**made, **zeros}
 
 
@@ -145,6 +178,17 @@ def scaling(vae: Any) -> tuple[Tensor, Tensor]:
     mean = value("latents_mean", 0.0)
     shift = value("shift_factor", 0.0)
     return mean + shift, value("scaling_factor", 1.0) / value("latents_std", 1.0)
+
+
+def _check_weights(modules: Mapping[str, Any]) -> None:
+    """Refuse encoders whose weights are not there."""
+    for name, module in modules.items():
+        if module is not None and any(one.is_meta for one in module.parameters()):
+            raise WherefromError(
+                f"{name} ({type(module).__name__}) is on the meta device, where it has no weights, "
+                "as after pipe.enable_sequential_cpu_offload(): load the pipeline without that; "
+                "pipe.enable_model_cpu_offload() keeps them"
+            )
 
 
 def _mode(encoded: Any) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from operator import mod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -16,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ..artefacts.artefact import Folder
+from ..data.hub import is_saved
 from ..data.items import Cond, map_cond
-from ..data.pictures import pictures
+from ..data.pictures import is_hub, pictures, say_range
 from ..data.sidecars import captions_of
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
-from ..errors import WherefromError, whole
+from ..errors import WherefromError, say, whole
 from .architecture import Adapter, Architecture
 from .description import Shown, described
 from .encoded import Encoded, encoded
@@ -32,6 +35,8 @@ from .table import TABLE
 
 Layers = Sequence[str] | Literal["lora", "trainable"] | None
 Size = int | Sequence[int] | None
+_TABLES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")  # no prompt ends so
+_PEAK = 1.05  # of sounds and videos of floats: a decoder overshoots a little
 
 
 class Model:
@@ -75,7 +80,7 @@ class Model:
             source: Any = latents
         elif len(self.shape) == 3:
             height, width = self.pixels
-            source = pictures(images, (height, width), 1 if self._grey else 3)
+            source = pictures(images, (height, width), self._channels)
         else:
             source = self._recorded(images)
         texts = self._texts(images, captions, len(source))
@@ -103,8 +108,18 @@ class Model:
     # --- what is given --------------------------------------------------------------------------
 
     @property
-    def _grey(self) -> bool:
-        return self.encoder.vae is None and self.shape[0] == 1
+    def _channels(self) -> int:
+        """Of images: 1 (grey) or 3; a VAE that takes others is refused."""
+        if self.encoder.vae is None:
+            return 1 if self.shape[0] == 1 else 3
+        config: Any = self.encoder.vae.config
+        channels = config.get("in_channels", 3)
+        if channels not in (1, 3):
+            raise WherefromError(
+                f"{type(self.encoder.vae).__name__} takes images of {channels} channels: encode "
+                "them yourself and give latents"
+            )
+        return int(channels)
 
     def _as_latents(self, images: Any) -> Tensor | None:
         """Images that are latents already, [N, C, h, w]; None where they are images."""
@@ -112,8 +127,19 @@ class Model:
             return None
         if self._row.packing is not None and images.ndim == 3:
             images = self._row.packing.unpacked(self.denoiser.network, images, self.shape)
-        alike = tuple(images.shape[1:]) == self.shape
-        return images.detach().float().cpu() if alike else None
+        if tuple(images.shape[1:]) != self.shape:
+            return None
+        images = images.detach().float().cpu()
+        if self.encoder.vae is None:
+            # a pipeline without a VAE is one of pixels; a network alone may be one of latents
+            if len(images) and (hasattr(self._pipe, "config") or images.min() >= 0):
+                say_range(images)
+        elif self.shape[0] in (1, 3):
+            say(
+                f"a tensor of {tuple(images.shape)} has the shape of the model's latents and is "
+                f"taken for them: give images of another size than {self.shape[1:]}, or as uint8"
+            )
+        return images
 
     def _recorded(self, items: Any) -> Tensor:
         """Videos or sounds, [N, C, ...] in [-1, 1]."""
@@ -127,12 +153,35 @@ class Model:
                 f"{what} were expected of the size {self.pixels}, in floating-point numbers, not "
                 f"{tuple(x.shape)} of {x.dtype}"
             )
+        self._check_recorded(x, what)
         return x.detach()
+
+    def _check_recorded(self, x: Tensor, what: str) -> None:
+        """Refuse what a VAE cannot have been trained on; say what it hardly was."""
+        film = len(self.shape) == 4
+        config: Any = getattr(self.encoder.vae, "config", {})
+        channels = 3 if film else config.get("audio_channels")
+        if channels is not None and x.shape[1] != channels:
+            raise WherefromError(f"{what} were expected with {channels} channels, not {x.shape[1]}")
+        if not len(x):
+            raise WherefromError(f"there are no items: give {what}")
+        low, high = (float(edge) for edge in x.detach().aminmax())
+        if film and max(-low, high) > _PEAK:
+            raise WherefromError(
+                f"the videos have numbers from {low:.3g} to {high:.3g}: they lie in [-1, 1]; bytes "
+                "are x.float() / 127.5 - 1"
+            )
+        if film:
+            say_range(x)
+        elif max(-low, high) > _PEAK:
+            say(
+                f"the sounds have numbers from {low:.3g} to {high:.3g}, and are taken to lie in "
+                "[-1, 1]"
+            )
 
     def _texts(self, images: Any, captions: Any, count: int) -> list[Any] | None:
         """One text or class for each item; None for a network without a condition."""
-        one_for_all = isinstance(captions, str) and not os.path.exists(captions)
-        if one_for_all and not hasattr(images, "column_names"):
+        if isinstance(captions, str) and not _names_something(images, captions):
             return [captions] * count
         kept = None if isinstance(images, Tensor) and captions is None else captions
         texts = captions_of(images, kept)
@@ -183,6 +232,14 @@ def from_pipeline(
             f"{type(pipe).__name__} has {'several networks' if found else 'no network'} that "
             "denoise: attribute one of them with from_model(network, scheduler)"
         )
+    for name, part in pipe.components.items():
+        encodes = isinstance(part, nn.Module) and hasattr(part, "encode")
+        if name != "vae" and encodes and hasattr(part, "decode"):
+            raise WherefromError(
+                f"{type(pipe).__name__} makes its latents with {name} ({type(part).__name__}), and "
+                "how is not known: encode the images yourself and use from_model(network, "
+                "scheduler)"
+            )
     return _made(pipe, _part(pipe, found[0]), pipe.scheduler, layers, exclude, size)
 
 
@@ -204,6 +261,12 @@ def from_model(
     return _made(alone, network, scheduler, layers, exclude, size)
 
 
+def _names_something(images: Any, captions: str) -> bool:
+    """Whether a text is the name of a column or of a file, and not a prompt for all images."""
+    saved = isinstance(images, str | os.PathLike) and is_saved(Path(images))
+    return saved or is_hub(images) or Path(captions).suffix.lower() in _TABLES
+
+
 def _part(pipe: Any, name: str) -> Any:
     return getattr(pipe, name, None)
 
@@ -218,6 +281,11 @@ def _made(
 ) -> Model:
     name = type(network).__name__
     row = TABLE.get(name)
+    if hasattr(network, "_orig_mod"):
+        raise WherefromError(
+            f"{type(network._orig_mod).__name__} went through torch.compile, which does not let "
+            "its layers be followed: put its `_orig_mod` back into the pipeline first"
+        )
     if row is None:
         raise WherefromError(
             f"{name} is not among the networks that are known ({', '.join(TABLE)}): wrap it as "
@@ -227,13 +295,21 @@ def _made(
     shape = row.shape(config)
     vae = _part(pipe, "vae")
     channels = None if vae is None else vae.config.get("latent_channels", vae.config.get("z_dim"))
-    if channels is not None and row.packing is None and shape[0] != channels:
+    if channels is not None and shape[0] != channels:
         raise WherefromError(
             f"{name} takes {shape[0]} channels where the VAE makes {channels}: a network that sees "
             "something beside the image, as for inpainting, cannot be attributed by from_pipeline"
         )
     if size is not None:
         shape = shape_of(pipe, size, shape)
+    patches = row.patches(config)
+    if 0 in shape or (len(patches) == len(shape) - 1 and any(map(mod, shape[1:], patches))):
+        raise WherefromError(
+            f"{name} does not say of which size its images are: give size="
+            if 0 in shape
+            else f"size makes latents of {shape[1:]}, and {name} takes {tuple(patches)} of them at "
+            "a time: give multiples of that"
+        )
     schedule = read_scheduler(scheduler)
     blocks: Any = row.blocks
     denoiser = Denoiser(

@@ -16,31 +16,64 @@ from torch import Tensor
 from ..errors import WherefromError
 
 Size = tuple[int, ...]
+# what a UNet may be told beside the timestep, where a prompt has all of it
+_TOLD: dict[str, tuple[str | None, ...]] = {
+    "encoder_hid_dim_type": (None, "text_proj"),
+    "addition_embed_type": (None, "text", "text_time"),
+    "class_embed_type": (None,),
+    "num_class_embeds": (None,),
+}
 
 
-def _longest(pipe: Any) -> dict[str, int]:
-    """How many tokens the pipeline itself takes of a prompt, where it says so."""
-    known = inspect.signature(pipe.__call__).parameters.get("max_sequence_length")
-    return {} if known is None else {"max_sequence_length": known.default}
+def _manner(pipe: Any) -> dict[str, Any]:
+    """How many tokens the pipeline itself takes of a prompt, and whether it cleans it first: what
+    it generates with by default, which may differ from what its encoding does alone.
+    """
+    called, encodes = (
+        inspect.signature(one).parameters for one in (pipe.__call__, pipe.encode_prompt)
+    )
+    names = [name for name in ("max_sequence_length", "clean_caption") if name in encodes]
+    return {name: called[name].default for name in names if name in called}
 
 
 def _rows(numbers: Sequence[float], count: int, like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=like.dtype, device=like.device).expand(count, -1)
 
 
+def _check_told(pipe: Any) -> bool:
+    """Whether a UNet is told sizes and a pooled text, as SDXL's is; refused where it is told what
+    no prompt has.
+    """
+    config: Any = pipe.unet.config
+    second = getattr(pipe, "text_encoder_2", None) is not None
+    scored = pipe.config.get("requires_aesthetics_score")
+    for name, known in _TOLD.items():
+        value = config.get(name)
+        lacking = value == "text_time" and (not second or scored)
+        if value not in known or lacking:
+            raise WherefromError(
+                f"the UNet of {type(pipe).__name__} has {name} {value!r}: it is told more than "
+                "this pipeline's encoders are known to make of a prompt; take that out (an "
+                "IP-Adapter with pipe.unload_ip_adapter()), or give items (latents, condition)"
+            )
+    return bool(config.get("addition_embed_type") == "text_time")
+
+
 def stable_diffusion(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     """Stable Diffusion 1 and 2; with a second text encoder, SDXL."""
-    if getattr(pipe, "text_encoder_2", None) is None:
-        embeds = pipe.encode_prompt(list(texts), pipe._execution_device, 1, False)[0]
-        return {"encoder_hidden_states": embeds}
+    told = _check_told(pipe)
+    if not told:
+        made = pipe.encode_prompt(
+            list(texts),
+            device=pipe._execution_device,
+            num_images_per_prompt=1,
+            do_classifier_free_guidance=False,
+            **_manner(pipe),
+        )
+        return {"encoder_hidden_states": made[0]}
     embeds, _, pooled, _ = pipe.encode_prompt(
         list(texts), num_images_per_prompt=1, do_classifier_free_guidance=False
     )
-    if pipe.config.get("force_zeros_for_empty_prompt"):
-        # as the pipeline has it for the null condition
-        empty = torch.tensor([not text for text in texts], device=embeds.device)
-        embeds = embeds.masked_fill(empty[:, None, None], 0)
-        pooled = pooled.masked_fill(empty[:, None], 0)
     # the image is whole and of the size that it is generated at, as the pipeline says by default
     sizes = _rows([*pixels, 0, 0, *pixels], len(texts), embeds)
     return {"encoder_hidden_states": embeds, "text_embeds": pooled, "time_ids": sizes}
@@ -71,7 +104,7 @@ def dit(pipe: Any, labels: Sequence[Any], pixels: Size) -> dict[str, Tensor]:
 def pixart(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     """PixArt: T5 and its mask; the large networks are told the size as well."""
     embeds, mask, _, _ = pipe.encode_prompt(
-        list(texts), do_classifier_free_guidance=False, **_longest(pipe)
+        list(texts), do_classifier_free_guidance=False, **_manner(pipe)
     )
     made = {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
     if pipe.transformer.use_additional_conditions:
@@ -84,24 +117,24 @@ def pixart(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
 def stable_diffusion_3(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     prompt = list(texts)
     embeds, _, pooled, _ = pipe.encode_prompt(
-        prompt, prompt, prompt, do_classifier_free_guidance=False, **_longest(pipe)
+        prompt, prompt, prompt, do_classifier_free_guidance=False, **_manner(pipe)
     )
     return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
 
 
 def flux(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
-    embeds, pooled, _ = pipe.encode_prompt(list(texts), **_longest(pipe))
+    embeds, pooled, _ = pipe.encode_prompt(list(texts), **_manner(pipe))
     return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
 
 
 def wan(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
-    embeds, _ = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_longest(pipe))
+    embeds, _ = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_manner(pipe))
     return {"encoder_hidden_states": embeds}
 
 
 def ltx(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     embeds, mask, _, _ = pipe.encode_prompt(
-        list(texts), do_classifier_free_guidance=False, **_longest(pipe)
+        list(texts), do_classifier_free_guidance=False, **_manner(pipe)
     )
     return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
 

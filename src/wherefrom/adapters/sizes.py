@@ -41,7 +41,7 @@ def shape_of(pipe: Any, size: int | Sequence[int], default: tuple[int, ...]) -> 
     made, whose channels it has.
     """
     dimensions = len(default) - 1
-    sizes = [size] * min(dimensions, 2) if isinstance(size, int) else list(size)
+    sizes = list(size) if isinstance(size, Sequence) else [size] * min(dimensions, 2)
     if len(sizes) != dimensions:
         wanted = {1: "samples", 2: "(height, width)", 3: "(frames, height, width)"}[dimensions]
         raise WherefromError(f"size is {size!r}; give {wanted}")

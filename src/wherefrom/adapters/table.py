@@ -15,8 +15,10 @@ from .architecture import Architecture, Packing
 
 
 def _square(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Latents of the size that the network was made for; the config has a number or a pair."""
-    size = config["sample_size"]
+    """Latents of the size that the network was made for; the config has a number or a pair, or
+    does not say it: 0.
+    """
+    size = config["sample_size"] or 0
     height, width = (size, size) if isinstance(size, int) else size
     return config["in_channels"], height, width
 
@@ -110,6 +112,8 @@ def _audio_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str
 TABLE: dict[str, Architecture] = {
     "UNet2DModel": Architecture(
         shape=_square,
+        # halved between its stages
+        patches=lambda config: (2 ** (len(config["block_out_channels"]) - 1),) * 2,
         conditions=("class_labels",),
         encode=prompts.unet_classes,
         null=lambda pipe: None,
@@ -118,7 +122,6 @@ TABLE: dict[str, Architecture] = {
         shape=_square,
         conditions=("encoder_hidden_states", "class_labels"),
         added=("text_embeds", "time_ids"),
-        ignored=("cross_attention_kwargs",),
         encode=prompts.stable_diffusion,
     ),
     "DiTTransformer2DModel": Architecture(
@@ -151,9 +154,11 @@ TABLE: dict[str, Architecture] = {
     ),
     "FluxTransformer2DModel": Architecture(
         shape=_flux_shape,
+        patches=lambda config: (2, 2),
         conditions=("encoder_hidden_states", "pooled_projections"),
         told=_flux_told,
         ignored=("img_ids", "txt_ids", "guidance"),
+        free=("guidance",),
         packing=Packing(_flux_packed, _flux_unpacked),
         clock=1 / 1000,
         blocks={"transformer_blocks.*": 1, "single_transformer_blocks.*": 1},
@@ -169,6 +174,7 @@ TABLE: dict[str, Architecture] = {
     ),
     "LTXVideoTransformer3DModel": Architecture(
         shape=lambda config: (config["in_channels"], 21, 16, 22),  # 161 frames of 512 x 704
+        patches=lambda config: (config["patch_size_t"], *[config["patch_size"]] * 2),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         told=_ltx_told,
         ignored=("num_frames", "height", "width", "rope_interpolation_scale"),

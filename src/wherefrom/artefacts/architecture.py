@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .identity import fingerprint
 
 # set on modules, but no part of what they compute
-_NO_SETTINGS = {"training", "gradient_checkpointing"}
+_NO_SETTINGS = {"training", "gradient_checkpointing", "name_or_path", "use_slicing"}
 _OF_ADAPTERS = ("active_adapters", "disable_adapters")  # of peft's layers
 _MODULE = frozenset(vars(nn.Module()))  # torch's own
 # methods that change what they are called on; those of tensors, beside, end in _

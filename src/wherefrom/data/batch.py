@@ -38,8 +38,7 @@ def for_network(
     check_batch(x, cond)
     if directly and isinstance(network, KnowsConditions):
         network.check_cond(cond)
-    floating = (p for p in network.parameters() if p.is_floating_point())
-    like = next((p for p in floating if p.itemsize > 1), None)  # no number of 8 bits
+    like = leading(network)
     if like is None:
         return x, cond
 
@@ -49,6 +48,20 @@ def for_network(
         return value.to(like.device, dtype, non_blocking=like.is_cuda)
 
     return moved(x), map_cond(cond, moved)
+
+
+def leading(network: nn.Module) -> Tensor | None:
+    """The parameter whose precision a network's images have: the first of floating-point numbers,
+    none of 8 bits and none of what diffusers keeps in float32 whatever the rest is in.
+    """
+    kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
+    floating = [
+        (name, one)
+        for name, one in network.named_parameters()
+        if one.is_floating_point() and one.itemsize > 1
+    ]
+    first = next((one for name, one in floating if not any(part in name for part in kept)), None)
+    return floating[0][1] if first is None and floating else first
 
 
 def check_batch(x: Any, cond: Any) -> None:

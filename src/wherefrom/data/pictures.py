@@ -80,7 +80,7 @@ def pictures(images: Any, size: Size | None, channels: int = 3) -> LazyImages:
     single = hasattr(images, "getbands")  # a PIL image
     if single or not (hasattr(images, "__getitem__") and hasattr(images, "__len__")):
         raise WherefromError(f"images is {type(images).__name__}: {_KINDS}")
-    _say_range(OfDataset(images, None, channels))  # whole: what is made smaller has other ends
+    say_range(OfDataset(images, None, channels))  # whole: what is made smaller has other ends
     return OfDataset(images, size, channels)
 
 
@@ -157,7 +157,7 @@ class Listed(Pictures):
                 _pixels(item, self.channels, self._name(index))  # refused now, not in an hour
         floats = [item for item in self.items if isinstance(item, Tensor) and not _is_bytes(item)]
         if floats:
-            _say_range(floats)
+            say_range(floats)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -299,7 +299,7 @@ def _from_floats(x: Tensor, channels: int, name: str) -> Tensor:
     return x
 
 
-def _say_range(floats: Dataset) -> None:
+def say_range(floats: Any) -> None:
     """Warn where pictures of floats are hardly in [-1, 1]: most often they are in [0, 1]."""
     places = torch.linspace(0, len(floats) - 1, min(len(floats), _LOOKED_AT)).long().tolist()
     found = Manner.of_dataset([floats[place] for place in places])

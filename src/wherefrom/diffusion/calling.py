@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..artefacts.functions import function_fingerprint
+from ..data.batch import leading
 from ..data.items import Cond
 from ..errors import WherefromError
 
@@ -95,7 +96,6 @@ def checked_output(network: nn.Module, output: Any, x_sigma: Tensor) -> Tensor:
 
 
 def dtype_of(network: nn.Module) -> torch.dtype:
-    """Of a network's first floating-point parameter."""
-    kinds = (parameter.dtype for parameter in network.parameters())
-    floating = (kind for kind in kinds if kind.is_floating_point and kind.itemsize > 1)
-    return next(floating, torch.get_default_dtype())
+    """Of the images that a network takes."""
+    like = leading(network)
+    return torch.get_default_dtype() if like is None else like.dtype

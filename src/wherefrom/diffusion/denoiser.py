@@ -193,7 +193,7 @@ class Denoiser:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the images that the network takes: that of its first floating-point parameter."""
+        """Of the images that the network takes."""
         return dtype_of(self.network)
 
     def __call__(self, x_sigma: Tensor, sigma: Tensor | float, cond: Cond = None) -> Tensor:

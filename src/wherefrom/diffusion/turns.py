@@ -63,6 +63,14 @@ _WAITING: dict[int, _Lock] = {}  # by thread
 _KNOWING = threading.Lock()  # who has and who waits
 
 
+def has_turn(network: nn.Module) -> bool:
+    """Whether it is this thread's turn at a network."""
+    holder = next((module for module in network.modules() if module._parameters), network)
+    with _KNOWING:
+        lock = _LOCKS.get(holder)
+        return lock is not None and lock.owner == threading.get_ident()
+
+
 @contextlib.contextmanager
 def turn(network: nn.Module) -> Iterator[None]:
     """Inside, the network is this thread's alone, to be evaluated, changed or copied; the thread

@@ -128,7 +128,12 @@ class Trace:
         with following(pipe, self._denoiser, self._shape, self._generated) as followed:
             yield
         made = followed.finished
-        if self._aligned and made is not None:
+        if self._aligned and made is not None and not followed.whole:
+            say(
+                "the generation ended before the scheduler's last step, and what it made still has "
+                "noise: the hits are of its states alone, as with aligned=False"
+            )
+        elif self._aligned and made is not None:
             vectors = self._bank.student.embed(made.latents, made.cond)
             self._hits = self._bank.nearest(vectors, self._top_k)
         self._over()
