@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import wherefrom
+from pipelines import saved_world
 from wherefrom.errors import need
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +78,7 @@ def test_the_package_is_typed():
 
 def test_the_readme_s_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    saved_world("my-pipeline", "my-pictures", "my-lora")
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks

@@ -4,20 +4,16 @@ folder of captioned pictures to hits, in full and for a LoRA from its file.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import diffusers
-import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model_state_dict
-from PIL import Image
 
 import wherefrom
-from pipelines import WORDS, noise, pipeline, stirred
+from pipelines import WORDS, saved_world
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 CODE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
@@ -26,17 +22,9 @@ COUNT = 12
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A saved pipeline, pictures with metadata, and what the page's lines name."""
+    """A saved pipeline, pictures with metadata, a LoRA, and what the page's lines name."""
     monkeypatch.chdir(tmp_path)
-    pipeline("sd").save_pretrained("saved")
-    Path("pictures").mkdir()
-    pixels = (noise(COUNT, 20, 24, 3, seed=3) * 60 + 128).clamp(0, 255).byte().numpy()
-    rows = []
-    for place, picture in enumerate(pixels):
-        Image.fromarray(picture).save(f"pictures/{place:02d}.png")
-        rows.append({"file_name": f"{place:02d}.png", "text": f"a {WORDS[place]}"})
-    Path("pictures/metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    made = [Image.fromarray(np.ascontiguousarray(picture[:16, :16])) for picture in pixels[:2]]
+    made = [image.crop((0, 0, 16, 16)) for image in saved_world("saved", "pictures", "lora")[:2]]
     return {
         "folder": "saved",
         "images": "pictures",
@@ -65,11 +53,6 @@ def test_the_lines_of_the_page_run_as_they_stand(world: dict[str, Any]) -> None:
 
 
 def test_a_lora_from_its_file_is_attributed_within_what_it_changed(world: dict[str, Any]) -> None:
-    pipe = diffusers.DiffusionPipeline.from_pretrained("saved")
-    pipe.unet.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_v", "conv1"]))
-    stirred(pipe.unet)
-    layers = get_peft_model_state_dict(pipe.unet)
-    pipe.save_lora_weights("lora", unet_lora_layers=layers)
     setup, rest = CODE[0].split("model = ", 1)
     world = run(setup, world)
     world["pipe"].set_progress_bar_config(disable=True)

@@ -208,7 +208,7 @@ class _Work:
 
         if done == total:
             return
-        with bar(total, f"encoding {what}", unit, initial=done) as progress:
+        with bar(total, f"encoding {what}", unit, initial=done, delay=2) as progress:
             while done < total:
                 places = range(done, min(done + self.batch_size, total))
                 try:
