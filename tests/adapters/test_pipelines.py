@@ -750,3 +750,26 @@ def test_a_vae_that_slices_batches_makes_the_same_latents(tmp_path: Path) -> Non
     again = model.dataset(x, "a cat", cache=tmp_path / "latents")
     assert again.fingerprint() == kept.fingerprint()
     assert torch.allclose(model.encoder.latents(x)[1], kept[1][0], atol=1e-6)
+
+
+def test_of_a_unet_with_a_learned_variance_the_mean_alone_is_taken() -> None:
+    from pipelines import ddpm, seeded
+
+    with seeded():
+        pipe = ddpm(out_channels=6)
+    model, x = wherefrom.from_pipeline(pipe), noise(2, 3, 8, 8)
+    with torch.no_grad():
+        raw = pipe.unet(x, 10).sample
+    assert torch.equal(model.denoiser(x, 10), raw[:, :3])
+    data = model.dataset(x.clamp(-1, 1))
+    scores = wherefrom.TID(model.denoiser, model.draws(2)).fit(data).scores(data, data)
+    assert torch.isfinite(scores).all()
+
+
+def test_a_tokenizer_that_takes_fewer_tokens_is_another(tmp_path: Path) -> None:
+    pipe = pipeline("sd")
+    model, x = model_of("sd", pipe), noise(2, 4, 8, 8)
+    model.dataset(x, "a cat", cache=tmp_path / "latents")
+    pipe.tokenizer.model_max_length = 6
+    with pytest.raises(wherefrom.WherefromError, match="another encoded data set"):
+        model.dataset(x, "a cat", cache=tmp_path / "latents")

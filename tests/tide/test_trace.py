@@ -137,7 +137,7 @@ def test_what_cannot_be_traced_is_refused(bank: wherefrom.Bank) -> None:
         _ = trace.hits
     with bank.trace(denoiser):
         wherefrom.sample(denoiser, START, steps=3)
-        with pytest.raises(wherefrom.WherefromError, match="one call of sample"):
+        with pytest.raises(wherefrom.WherefromError, match="one generation"):
             wherefrom.sample(denoiser, START, steps=3)
     other = wherefrom.Denoiser(stirred(small_dit(), 0.1), wherefrom.EDM())
     with (

@@ -54,7 +54,11 @@ class PipelineEncoder:
         """What latents and conditions depend on."""
         _check_weights({"vae": self.vae, **self.encoders})
         tokenizers = {
-            name: [type(one).__name__, fingerprint(repr(sorted(one.get_vocab().items())))]
+            name: [
+                type(one).__name__,
+                getattr(one, "model_max_length", None),
+                fingerprint(repr(sorted(one.get_vocab().items()))),
+            ]
             for name, one in self._pipe.components.items()
             if hasattr(one, "get_vocab")
         }

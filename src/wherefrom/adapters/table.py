@@ -115,6 +115,7 @@ TABLE: dict[str, Architecture] = {
         # halved between its stages
         patches=lambda config: (2 ** (len(config["block_out_channels"]) - 1),) * 2,
         conditions=("class_labels",),
+        variance=True,
         encode=prompts.unet_classes,
         null=lambda pipe: None,
     ),
@@ -122,6 +123,7 @@ TABLE: dict[str, Architecture] = {
         shape=_square,
         conditions=("encoder_hidden_states", "class_labels"),
         added=("text_embeds", "time_ids"),
+        variance=True,
         encode=prompts.stable_diffusion,
     ),
     "DiTTransformer2DModel": Architecture(
