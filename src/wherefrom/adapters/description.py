@@ -71,7 +71,7 @@ def _sized(size: Any) -> str:
 
 def _latents(encoder: PipelineEncoder, shape: Any) -> str:
     if encoder.vae is None:
-        return f"none: the network takes what it generates, {_sized(shape)}"
+        return f"{_sized(shape)}, as the network takes them: there is no VAE"
     mean, scale = (_number(value) for value in scaling(encoder.vae))
     made = f"{_sized(shape)} of {_sized(encoder.pixels)}: (mode - {mean}) * {scale}"
     return f"{made}, by {type(encoder.vae).__name__}"
