@@ -7,15 +7,19 @@ blocks' outputs, from those of their feed-forward layers, and from those of thei
 Small networks of diffusers' classes are trained on digits, as latents of one channel; a prompt is a
 fixed sequence of random vectors. Of each network TID is the teacher, and one student for each
 choice of blocks learns what `TIDE.distill` would teach it: all have the same batches, draws, steps
-and seeds, and share the teacher's passes. They are compared with TID on digits that neither the
-network nor a student has seen. The figures go to the file of --out, the table beside it.
+and seeds, and share the teacher's passes. Activations differ in size, so each choice has a student
+at two learning rates, of which the table shows the better. They are compared with TID on digits
+that neither the network nor a student has seen. The figures go to the file of --out, the table
+beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +39,12 @@ from wherefrom.tide.distill import Learner, fresh_draw
 from wherefrom.tide.embedder import Embedder
 
 SHAPE = (1, 8, 8)
-WIDTH, HEADS = 64, 4
+WIDTH, HEADS = 48, 3
 WORDS = 8  # tokens of a prompt; the image has 16
 TEXT = 32  # width of a prompt
 DRAWS = 8
 METRICS = ("Spearman", "top 1 %", "top 8")
+RATES = (3e-4, 1e-3)
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,9 @@ class Scale:
 
     seeds: int = 3
     images: int = 1024
-    queries: int = 64
-    steps: int = 700  # of the network
-    epochs: int = 30  # of a student
+    queries: int = 32
+    steps: int = 400  # of the network
+    epochs: int = 24  # of a student
     batch: int = 64
 
 
@@ -66,7 +71,7 @@ def sd3() -> nn.Module:
         patch_size=2,
         in_channels=1,
         out_channels=1,
-        num_layers=4,
+        num_layers=3,
         attention_head_dim=WIDTH // HEADS,
         num_attention_heads=HEADS,
         caption_projection_dim=WIDTH,
@@ -79,7 +84,7 @@ def flux() -> nn.Module:
     return diffusers.FluxTransformer2DModel(
         in_channels=4,
         num_layers=2,
-        num_single_layers=4,
+        num_single_layers=3,
         attention_head_dim=WIDTH // HEADS,
         num_attention_heads=HEADS,
         joint_attention_dim=TEXT,
@@ -94,7 +99,7 @@ def dit() -> nn.Module:
         patch_size=2,
         in_channels=1,
         out_channels=1,
-        num_layers=6,
+        num_layers=4,
         attention_head_dim=WIDTH // HEADS,
         num_attention_heads=HEADS,
         num_embeds_ada_norm=10,
@@ -107,7 +112,7 @@ def pixart() -> nn.Module:
         patch_size=2,
         in_channels=1,
         out_channels=1,
-        num_layers=6,
+        num_layers=4,
         attention_head_dim=WIDTH // HEADS,
         num_attention_heads=HEADS,
         cross_attention_dim=WIDTH,
@@ -151,7 +156,7 @@ def labelled(digit: Tensor) -> dict[str, Tensor]:
 # patterns of modules; of those that return a tuple, which element
 SD3 = {
     "image's stream": {"transformer_blocks.*": 1},
-    "text's stream": {f"transformer_blocks.{place}": 0 for place in range(3)},  # the last has none
+    "text's stream": {f"transformer_blocks.{place}": 0 for place in range(2)},  # the last has none
     "feed-forward": ["transformer_blocks.*.ff"],
     "attention": {"transformer_blocks.*.attn": 0},
     "feed-forward and attention": {
@@ -163,7 +168,6 @@ SD3 = {
 FLUX = {
     "image's stream": {"transformer_blocks.*": 1, "single_transformer_blocks.*": 1},
     "text's stream": {"transformer_blocks.*": 0, "single_transformer_blocks.*": 0},
-    "image's stream, double blocks": {"transformer_blocks.*": 1},
     "image's stream, single blocks": {"single_transformer_blocks.*": 1},
     "feed-forward (double blocks)": ["transformer_blocks.*.ff"],
     "attention (double blocks)": {"transformer_blocks.*.attn": 0},
@@ -256,14 +260,18 @@ def agreement(
     return rho
 
 
+Figures = dict[str, dict[str, dict[str, float]]]  # of a choice, a learning rate and a metric
+
+
 def compared(rho: Tensor, tau: Tensor) -> dict[str, float]:
     """A student's scores [Q, N] beside the teacher's, in the order of METRICS."""
     found = (spearman(rho, tau), shared_top(rho, tau, 0.01), shared_top(rho, tau, 8 / tau.shape[1]))
     return {name: float(value.mean()) for name, value in zip(METRICS, found, strict=True)}
 
 
-def measured(world: World, scale: Scale, lr: float, seed: int) -> dict[str, dict[str, Any]]:
-    """One network and all its students: how far each agrees with TID, half-way and at the end."""
+def measured(name: str, scale: Scale, seed: int) -> Figures:
+    """One network and all its students: how far each agrees with TID."""
+    world = WORLDS[name]
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(seed))
     digits = wherefrom.data.digits(labels=True)
     items = [digits[int(place)] for place in order[: scale.images + scale.queries]]
@@ -276,42 +284,36 @@ def measured(world: World, scale: Scale, lr: float, seed: int) -> dict[str, dict
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = world.build().to(device())
-    made = wherefrom.from_model(network, world.scheduler(), size=SHAPE[1:])
-    process, call = made.denoiser.process, made.denoiser.call
+    fresh = wherefrom.from_model(network, world.scheduler(), size=SHAPE[1:]).denoiser
+    how = {"seed": seed, "call": fresh.call, "decay": scale.steps // 2, "compile": False}
     network = wherefrom.train(
-        network, process, train, scale.steps, scale.batch, 2e-3, 0.998, seed, call=call,
-        decay=scale.steps // 2, compile=False,
-    )  # fmt: skip
+        network, fresh.process, train, scale.steps, scale.batch, 2e-3, 0.98, **how
+    )
     denoiser = wherefrom.from_model(network, world.scheduler(), size=SHAPE[1:]).denoiser
-    tid = wherefrom.TID(denoiser, wherefrom.Draws(process, SHAPE, DRAWS, seed))
-    tau = tid.fit(train, samples=scale.images // 2).scores(queries, train)
+    tid = wherefrom.TID(denoiser, wherefrom.Draws(denoiser.process, SHAPE, DRAWS, seed))
+    tau = tid.fit(train, samples=scale.images // 4).scores(queries, train)
     x, cond = denoiser.placed(pixels, cond)
-    sides = [
-        (x[rows], map_cond(cond, lambda value, rows=rows: value[rows]))
-        for rows in (slice(scale.images, None), slice(scale.images))
+
+    def rows(chosen: Any) -> tuple[Tensor, Cond]:
+        return x[chosen], map_cond(cond, lambda value: value[chosen])
+
+    students = [
+        Student(denoiser, blocks, *rows(slice(1)), rate, seed)
+        for blocks in world.choices.values()
+        for rate in RATES
     ]
-    one = x[:1], map_cond(cond, lambda value: value[:1])
-    students = {
-        name: Student(denoiser, blocks, *one, lr, seed) for name, blocks in world.choices.items()
-    }
     generator = torch.Generator().manual_seed(seed)
-    looks = []
     for epoch in range(scale.epochs):
         shuffled = torch.randperm(scale.images, generator=generator).to(x.device)
-        for place, rows in enumerate(shuffled.split(scale.batch)):
+        for place, batch in enumerate(shuffled.split(scale.batch)):
             draw = fresh_draw(tid, seed, epoch * scale.images + place)
-            batch = x[rows], map_cond(cond, lambda value, rows=rows: value[rows])
-            target = tid.pairwise(batch[0], draw, batch[1])
-            streams = heard(denoiser, list(students.values()), *batch, draw)
-            for student, mine in zip(students.values(), streams, strict=True):
+            target = tid.pairwise(x[batch], draw, rows(batch)[1])
+            streams = heard(denoiser, students, *rows(batch), draw)
+            for student, mine in zip(students, streams, strict=True):
                 student.learn(mine, target)
-        if epoch + 1 in (scale.epochs // 2, scale.epochs):
-            rho = agreement(tid, list(students.values()), sides)
-            looks.append([compared(one, tau) for one in rho])
-    return {
-        name: {"end": looks[-1][place], "half-way": looks[0][place]}
-        for place, name in enumerate(students)
-    }
+    sides = [rows(slice(scale.images, None)), rows(slice(scale.images))]
+    told = iter(compared(rho, tau) for rho in agreement(tid, students, sides))
+    return {choice: {str(rate): next(told) for rate in RATES} for choice in world.choices}
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -323,41 +325,53 @@ def spread(values: Sequence[float], sign: str = "") -> str:
     return f"{told.mean():{sign}.3f} ± {told.std():.3f}"
 
 
-def table(results: dict[str, list[dict[str, dict[str, Any]]]]) -> str:
-    """All worlds as markdown: agreement at the end, and its Spearman less that of the first choice
-    in the same seed, half-way and at the end.
+def table(results: dict[str, list[Figures]]) -> str:
+    """All worlds as markdown: each choice at the learning rate where its mean Spearman is larger,
+    and its Spearman less that of the first choice in the same seed.
     """
-    lines = [
-        f"| network | TIDE reads | {' | '.join(METRICS)} | half-way, less the first | less the first |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    heads = ["network", "TIDE reads", "lr", *METRICS, "Spearman less the first's"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for world, seeds in results.items():
-        first = next(iter(seeds[0]))
-        for name in seeds[0]:
-            cells = [spread([one[name]["end"][metric] for one in seeds]) for metric in METRICS]
-            for look in ("half-way", "end"):
-                less = [one[name][look][METRICS[0]] - one[first][look][METRICS[0]] for one in seeds]
-                cells.append("" if name == first else spread(less, "+"))
-            lines.append(f"| {world} | {name} | {' | '.join(cells)} |")
+        first: list[float] = []
+        for choice in seeds[0]:
+            by_rate = {
+                rate: {name: [one[choice][rate][name] for one in seeds] for name in METRICS}
+                for rate in seeds[0][choice]
+            }
+            rate = max(by_rate, key=lambda rate: sum(by_rate[rate][METRICS[0]]))
+            best = by_rate[rate]
+            first = first or best[METRICS[0]]
+            less = [mine - its for mine, its in zip(best[METRICS[0]], first, strict=True)]
+            cells = [spread(best[name]) for name in METRICS]
+            cells.append("" if best[METRICS[0]] is first else spread(less, "+"))
+            lines.append(f"| {world} | {choice} | {rate} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=list(WORLDS), default=list(WORLDS))
-    parser.add_argument("--lr", type=float, default=1e-3, help="of the students")
+    parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
     parser.add_argument("--smoke", action="store_true", help="whether it runs, in a minute")
     parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    scale = SMOKE if arguments.smoke else Scale()
-    report = Report(arguments.out, machine=machine(), lr=arguments.lr, **vars(scale))
-    results: dict[str, Any] = {}
-    for name in arguments.networks:
-        world, started = WORLDS[name], time.perf_counter()
-        results[name] = [measured(world, scale, arguments.lr, seed) for seed in range(scale.seeds)]
-        taken, size = time.perf_counter() - started, parameters(world.build())
-        report.note(**{f"{name}: parameters": size, f"{name}: seconds": taken})
-        report.keep(results=results)
+    scale, started = SMOKE if arguments.smoke else Scale(), time.perf_counter()
+    sizes = {name: parameters(WORLDS[name].build()) for name in arguments.networks}
+    report = Report(arguments.out, machine=machine(), jobs=arguments.jobs, **vars(scale))
+    report.note(parameters=sizes)
+    # a CUDA context does not survive a fork
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.jobs, context) as pool:
+        # seed after seed, so that a run that is stopped has all networks
+        runs = [
+            (name, pool.submit(measured, name, scale, seed))
+            for seed in range(scale.seeds)
+            for name in arguments.networks
+        ]
+        results: dict[str, list[Figures]] = {name: [] for name in arguments.networks}
+        for name, run in runs:
+            results[name].append(run.result())
+            report.keep(results=results, seconds=time.perf_counter() - started)
     print(table(results))
     if arguments.out is not None:
         arguments.out.with_suffix(".md").write_text(table(results))
