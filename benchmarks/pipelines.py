@@ -237,7 +237,7 @@ def measure(kind: Kind, figures: Figures, compile: bool) -> None:
     figures.note(fit_peak_gib=peak(lambda: tid.fit(data, kind.batch)), fit_images=len(data))
     roots = size_of(tid.curvature.roots) / GIB
     figures.note(fit_seconds=time.perf_counter() - started, roots_gib=roots)
-    sides = tid._prepare(*queries, 0, 0)
+    sides, _ = tid._prepare(*queries, 0, 0)
     figures.note(queries_gib=size_of([list(vars(side).values()) for side in sides.values()]) / GIB)
     figures.turns("score pass", lambda: tid._kernel(sides, x, cond, 0, indices), base)
 

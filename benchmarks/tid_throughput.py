@@ -55,7 +55,7 @@ def floor(
 
 def passes(tid: wherefrom.TID, queries: Tensor, x: Tensor) -> dict[str, Callable[[], Any]]:
     """What a fitted TID does with a batch x at a draw."""
-    sides, indices = tid._prepare(queries, None, DRAW, 0), list(range(len(x)))
+    (sides, _), indices = tid._prepare(queries, None, DRAW, 0), list(range(len(x)))
     moments = Moments(tid.probe.parts, x.device, torch.float32)
     return {
         "score pass": lambda: tid._kernel(sides, x, None, DRAW, indices),

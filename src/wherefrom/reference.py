@@ -195,7 +195,7 @@ class Reference:
             "curvature": "empirical",
             "aligned": True,
         }
-        self.options = {**defaults, "correction": None, **options}
+        self.options = {**defaults, "correction": None, "similarity": "kernel", **options}
 
     def sample(
         self, x: Tensor, cond: Cond, m: int, role: str, index: int, sampled: bool = False
@@ -291,10 +291,17 @@ class Reference:
                     leverage = self.kernel(found, found) / self.observations
                     factor = factor / (1 - leverage.clamp(max=0.999))
                 for q, query in enumerate(mine):
+                    kernel = factor * self.kernel(query, found)
                     tau[q, index] += (
-                        (factor * self.kernel(query, found)) ** 2 / len(self.draws)
+                        kernel**2 / self.scale(query, found) / len(self.draws)
                     ).double()
         return tau
+
+    def scale(self, query: LayerFactors, found: LayerFactors) -> Tensor:
+        """What a squared kernel is divided by: 1, K(i,i), or K(q,q) K(i,i)."""
+        similarity = self.options["similarity"]
+        theirs = torch.ones(()) if similarity == "kernel" else self.kernel(found, found)
+        return theirs * self.kernel(query, query) if similarity == "cosine" else theirs
 
 
 def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:

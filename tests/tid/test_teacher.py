@@ -124,6 +124,12 @@ OPTIONS: list[dict[str, Any]] = [
     {"correction": "leverage"},
     {"aligned": False},
     {"damping": 0.5},
+    {"similarity": "relative"},
+    {"similarity": "cosine"},
+    {"similarity": "cosine", "normalize": "none"},
+    {"similarity": "cosine", "normalize": "token", "target": "loss"},
+    {"similarity": "cosine", "curvature": "identity"},
+    {"similarity": "cosine", "aligned": False},
 ]
 
 
@@ -258,9 +264,8 @@ def test_scores_are_the_mean_over_draws_taken_one_at_a_time(usual):
     tid, queries, scores = usual
     singles = []
     for m in range(2):
-        kernels = tid._kernel(
-            tid._prepare(queries, None, m, 0), Noise(10).x, None, m, list(range(10))
-        )
+        sides, _ = tid._prepare(queries, None, m, 0)
+        kernels, _ = tid._kernel(sides, Noise(10).x, None, m, list(range(10)))
         singles.append(kernels**2)
     assert torch.allclose(torch.stack(singles).mean(0), scores, rtol=1e-5)
 

@@ -70,6 +70,12 @@ class Curvature:
         assert self._roots is not None
         return self._roots
 
+    @property
+    def fitted(self) -> dict[str, Any]:
+        """What was fitted, and on what: all that it depends on but the damping."""
+        self.check_fitted()
+        return self._identity
+
     def check_fitted(self) -> None:
         """Refuse to go on without a curvature."""
         if self._roots is None:

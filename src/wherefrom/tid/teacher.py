@@ -1,5 +1,5 @@
 """TID, the exact teacher: training images ranked by the squared, layer-summed, K-FAC-preconditioned
-kernel of gradients (Eq. 7).
+kernel of gradients (Eq. 7), or by its angle.
 
 The training set passes by the queries, one forward and one backward pass an image and draw. A
 chunk of it is compared at one draw after the other, so queries are preconditioned once a chunk and
@@ -17,11 +17,12 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..attribution.attributor import Attributor, Chunks
 from ..data.batch import check_batch
+from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_model
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
-from ..errors import flag, number, say
+from ..errors import WherefromError, flag, number, say
 from ..factors.curvature import Curvature, CurvatureKind
 from ..factors.kernel import (
     Normalize,
@@ -40,6 +41,7 @@ from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
 from ..running.modes import outside_inference
 from ..running.progress import bar
+from .angle import SelfKernels, Similarity, squared
 
 Correction = Literal["residual", "leverage"]
 
@@ -57,9 +59,16 @@ class Settings:
     curvature: CurvatureKind = "empirical"
     aligned: bool = True
     correction: Correction | None = None
+    similarity: Similarity = "kernel"
 
     def __post_init__(self) -> None:
         one_of("correction", self.correction, (None, *get_args(Correction)))
+        one_of("similarity", self.similarity, get_args(Similarity))
+        if self.correction is not None and self.similarity != "kernel":
+            raise WherefromError(
+                f"correction={self.correction!r} scales the kernel, which "
+                f"similarity={self.similarity!r} divides by: choose one of them"
+            )
         flag("aligned", self.aligned)
         # as Python's own, which can be kept
         object.__setattr__(self, "damping", number("damping", self.damping, above=0))
@@ -82,6 +91,8 @@ class TID(Attributor):
         aligned: whether all images share a draw's sigma and noise; otherwise each has its own
             (RQ2).
         correction: None; "residual": times r; "leverage": times r / (1 - h) (RQ4).
+        similarity: "kernel": the mean over draws of K(q,i)^2, the paper's; "relative": of K(q,i)^2
+            / K(i,i); "cosine": of K(q,i)^2 / (K(q,q) K(i,i)).
         memory: bytes to work in; None: half of what is free.
         precision: "bf16" or "fp32"; None: bf16 on CUDA, the network's own elsewhere.
         compile: run the passes through torch.compile; None: on CUDA, where there are enough of them
@@ -98,17 +109,22 @@ class TID(Attributor):
         curvature: CurvatureKind = "empirical",
         aligned: bool = True,
         correction: Correction | None = None,
+        similarity: Similarity = "kernel",
         *,
         memory: int | None = None,
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
         check_model(denoiser, draws)
-        self.settings = Settings(damping, normalize, target, curvature, aligned, correction)
+        self.settings = Settings(
+            damping, normalize, target, curvature, aligned, correction, similarity
+        )
         self.denoiser, self.draws = denoiser, draws
         self.budget = Budget(denoiser.device, memory)
         self.probe = Probe(denoiser, draws, target, aligned, precision=precision, compile=compile)
         self.curvature = Curvature(self.probe, curvature, normalize, damping)
+        self._folder: Folder | None = None  # where the curvature is kept
+        self._own: tuple[str, SelfKernels] | None = None  # of the last training set
         share = denoiser.coverage().share
         if share < 0.95 and not denoiser.chosen:
             say(
@@ -132,6 +148,7 @@ class TID(Attributor):
         self.curvature.fit(
             dataset, batch_size, self.budget, samples, store, about=asdict(self.settings)
         )
+        self._folder, self._own = store, None
         return self
 
     # --- scores ---------------------------------------------------------------------------------
@@ -144,7 +161,9 @@ class TID(Attributor):
 
     @outside_inference
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
-        """tau within a batch x [B, C, H, W] at one draw, [B, B], symmetric, on the device."""
+        """tau within a batch x [B, C, H, W] at one draw, [B, B], on the device; rows are queries,
+        which matters to the "relative" similarity alone.
+        """
         self.curvature.check_unchanged()
         return self._pairwise(x, draw, cond, tapped=False)[0]
 
@@ -175,7 +194,8 @@ class TID(Attributor):
             kernel.add_(gram(part, factors, scale, roots[part.name]))
 
         outcome = self.probe.at(x, cond, draw.sigma, draw.noise, consume, tapped=tapped)
-        return kernel**2, outcome.streams
+        own = kernel.diagonal()
+        return squared(kernel, self.settings.similarity, own, own), outcome.streams
 
     def _chunks(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:
         probe, count, draws = self.probe, length(dataset), len(self.draws)
@@ -184,6 +204,7 @@ class TID(Attributor):
         pixels = 4 * torch.Size(self.draws.shape).numel()
         chunk = max(size, min(_SCORES // len(queries), _PIXELS // pixels))
         groups = range(0, len(queries), group)
+        own = self._self_kernels(dataset)
         probe.prepare(size, count * len(groups))
         with bar(count * draws * len(groups), "scoring", "image") as progress:
             for start in range(0, count, chunk):
@@ -194,22 +215,49 @@ class TID(Attributor):
                     for m in range(draws):
                         for first in groups:
                             some = slice(first, first + group)
-                            sides = self._prepare(queries[some], cond_rows(cond, some), m, first)
+                            sides, mine = self._prepare(
+                                queries[some], cond_rows(cond, some), m, first
+                            )
                             for place in range(0, len(x), size):
                                 rows = slice(place, place + size)
                                 batch = x[rows], cond_rows(train_cond, rows)
-                                kernel = self._kernel(sides, *batch, m, indices[rows])
-                                tau[some, rows] += kernel.float() ** 2 / draws
+                                tau[some, rows] += (
+                                    self._tau(sides, mine, own, *batch, m, indices[rows]) / draws
+                                )
                                 progress.update(len(indices[rows]))
                             sides.clear()  # before the next are made
                         if not bool(torch.isfinite(tau).all()):
                             probe.diagnose(x, train_cond, [m], "train", indices)
+                if own is not None:
+                    own.keep(at_once=start + chunk >= count)
                 probe.warn_of_silent_layers()
                 yield start, tau
 
-    def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> dict[str, Side]:
-        """The queries' side of every part at one draw."""
+    def _self_kernels(self, dataset: Dataset) -> SelfKernels | None:
+        """Those of a training set under this curvature, as far as they are known; None: they are
+        not asked for.
+        """
+        if self.settings.similarity == "kernel":
+            return None
+        data = data_fingerprint(dataset)
+        if self._own is None or self._own[0] != data:
+            under = {
+                **self.curvature.fitted,
+                "damping": self.settings.damping,
+                "precision": str(self.probe.dtype),
+                "aligned": self.settings.aligned,
+                "training set": data,
+            }
+            size = length(dataset), len(self.draws)
+            self._own = data, SelfKernels(self._folder, under, *size, self.denoiser.device)
+        return self._own[1]
+
+    def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> tuple[dict[str, Side], Tensor]:
+        """The queries' side of every part at one draw, and their self-kernels [Q] where the
+        similarity asks for them.
+        """
         sides: dict[str, Side] = {}
+        mine = torch.zeros(len(x), device=x.device, dtype=torch.float64)
         roots, health = self.curvature.roots, Health(len(x), x.device)
 
         def consume(part: Part, factors: Factors) -> None:
@@ -217,46 +265,78 @@ class TID(Attributor):
             path = choose(part, factors.b.shape[1], len(x))
             scale = weights(part, factors, self.settings.normalize)
             sides[part.name] = preconditioned_side(part, factors, scale, roots[part.name], path)
+            if self.settings.similarity == "cosine":
+                mine.add_(own_kernel(part, factors, scale, roots[part.name]))
 
         indices = list(range(first, first + len(x)))
         self.probe.run(x, cond, m, "query", indices, consume)
         health.check(lambda: self.probe.diagnose(x, cond, [m], "query", indices))
-        return sides
+        return sides, mine
+
+    def _tau(
+        self,
+        sides: dict[str, Side],
+        mine: Tensor,
+        own: SelfKernels | None,
+        x: Tensor,
+        cond: Cond,
+        m: int,
+        indices: list[int],
+    ) -> Tensor:
+        """tau of every query with a batch of training images at one draw, [Q, B]."""
+        if own is None:
+            return self._kernel(sides, x, cond, m, indices)[0].float() ** 2
+        rows = slice(indices[0], indices[-1] + 1)
+        known = own.at(m, rows)
+        kernel, found = self._kernel(sides, x, cond, m, indices, own=known is None)
+        if known is None:
+            known = own.noted(m, rows, found)
+        return squared(kernel.double(), self.settings.similarity, mine, known).float()
 
     def _kernel(
-        self, sides: dict[str, Side], x: Tensor, cond: Cond, m: int, indices: list[int]
-    ) -> Tensor:
+        self,
+        sides: dict[str, Side],
+        x: Tensor,
+        cond: Cond,
+        m: int,
+        indices: list[int],
+        own: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         """<g_q, G^-1 g_i> of every query with a batch of training images, times the correction,
-        [Q, B].
+        [Q, B]; and, where they are asked for, the images' self-kernels [B].
         """
         curvature, correction = self.curvature, self.settings.correction
         total: Tensor | None = None
-        leverage = torch.zeros(len(x), device=x.device, dtype=torch.float64)
+        alone = torch.zeros(len(x), device=x.device, dtype=torch.float64)
+        asked = own or correction == "leverage"
 
         def consume(part: Part, factors: Factors) -> None:
             nonlocal total
+            scale = weights(part, factors, self.settings.normalize)
+            if asked:
+                alone.add_(own_kernel(part, factors, scale, curvature.roots[part.name]))
             if part.name not in sides:
                 return  # no gradient of a query reaches it
-            scale, side = weights(part, factors, self.settings.normalize), sides[part.name]
+            side = sides[part.name]
             found = compare(side, plain_side(part, factors, scale, side.path))
             total = found if total is None else total.add_(found)
-            if correction == "leverage":
-                own = own_kernel(part, factors, scale, curvature.roots[part.name])
-                leverage.add_(own / curvature.observations)
 
         outcome = self.probe.run(x, cond, m, "train", indices, consume)
         assert total is not None
         if correction is not None:
             total = total * outcome.residual()
         if correction == "leverage":
+            leverage = alone / curvature.observations
             total = total / (1 - leverage.clamp(max=0.999)).to(total.dtype)
-        return total
+        return total, alone
 
     # --- on disk --------------------------------------------------------------------------------
 
     def save(self, folder: Folder) -> None:
         """Write the curvature and all settings, so that `TID.load` gives the same scores."""
         self.curvature.save(folder, about=asdict(self.settings))
+        if self._own is not None:
+            self._own[1].copied(folder)
 
     @classmethod
     def load(cls, folder: Folder, denoiser: Denoiser, *, memory: int | None = None) -> Self:
@@ -267,6 +347,7 @@ class TID(Attributor):
         draws = Draws(denoiser.process, **artefact.state["draws"])
         tid = cls(denoiser, draws, **artefact.state["about"], memory=memory)
         tid.curvature.load(artefact)
+        tid._folder = folder
         return tid
 
     @property

@@ -1,0 +1,91 @@
+"""The angle: the kernel divided by the self-kernels of one side or of both, so that an image with a
+large gradient is not everybody's neighbour.
+
+K(i, i) of the training images, one number an image and draw, is found as they first pass by the
+queries and kept: from then on an angle costs what the kernel does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.identity import fingerprint
+from ..artefacts.pace import Pace
+
+Similarity = Literal["kernel", "relative", "cosine"]
+_KIND, _VALUES = "self-kernels", "values"
+
+
+def squared(kernel: Tensor, similarity: Similarity, mine: Tensor, theirs: Tensor) -> Tensor:
+    """tau of one draw from K [Q, B] and the self-kernels of queries [Q] and samples [B]: K^2, K^2 /
+    K(i,i), or K^2 / (K(q,q) K(i,i)); what has no gradient at all is like nothing.
+    """
+    tau = kernel**2
+    if similarity == "kernel":
+        return tau
+    tau = _divided(tau, theirs.to(tau)[None, :])
+    return tau if similarity == "relative" else _divided(tau, mine.to(tau)[:, None])
+
+
+def _divided(tau: Tensor, by: Tensor) -> Tensor:
+    return torch.where(by > 0, tau / by.clamp_min(torch.finfo(by.dtype).tiny), 0.0)
+
+
+class SelfKernels:
+    """K(i, i) of every training image at every draw, as far as they are known.
+
+    Args:
+        folder: of the curvature that they are under; None: they are kept in memory.
+        identity: what they depend on.
+        count, draws: of images and of draws.
+        device: where they are used.
+    """
+
+    def __init__(
+        self,
+        folder: Folder | None,
+        identity: Mapping[str, Any],
+        count: int,
+        draws: int,
+        device: torch.device,
+    ) -> None:
+        place = None if folder is None else Path(folder) / f"{_KIND}-{fingerprint(identity)}"
+        self._artefact = Artefact.claim(place, _KIND, identity)
+        self._pace, self._new = Pace(), False
+        if self._artefact.state:
+            self._values = self._artefact.read(_VALUES)[_VALUES].to(device, copy=True)
+        else:
+            self._values = torch.full((count, draws), torch.nan, device=device)  # [N, M]
+        self._whole = not bool(self._values.isnan().any())
+
+    def at(self, m: int, rows: slice) -> Tensor | None:
+        """Those of some images in a row at draw m, [n]; None where one is not known yet."""
+        found = self._values[rows, m]
+        return found if self._whole or not bool(found.isnan().any()) else None
+
+    def noted(self, m: int, rows: slice, values: Tensor) -> Tensor:
+        """They are known from now on, as they will be read."""
+        self._values[rows, m] = values.to(self._values)
+        self._new = True
+        return self._values[rows, m]
+
+    def keep(self, at_once: bool = False) -> None:
+        """Write them down, whenever it is time."""
+        if self._new and (at_once or self._pace.due):
+            with self._pace.writing():
+                self._artefact.finish({"kept": True}, **{_VALUES: {_VALUES: self._values.cpu()}})
+            self._new, self._whole = False, not bool(self._values.isnan().any())
+
+    def copied(self, folder: Folder) -> None:
+        """Write them below another folder too."""
+        identity = self._artefact.identity
+        count, draws = self._values.shape
+        copy = SelfKernels(folder, identity, count, draws, self._values.device)
+        copy._values, copy._new = self._values, True
+        copy.keep(at_once=True)
