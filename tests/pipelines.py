@@ -224,6 +224,24 @@ def sd3() -> Any:
     )
 
 
+def aura_flow() -> Any:
+    transformer = diffusers.AuraFlowTransformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        num_mmdit_layers=1,
+        num_single_dit_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        caption_projection_dim=16,
+        out_channels=4,
+        pos_embed_max_size=16,
+    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.73)
+    return diffusers.AuraFlowPipeline(t5_tokenizer(), t5(), vae(), transformer, scheduler)
+
+
 def flux(guidance_embeds: bool = False) -> Any:
     transformer = diffusers.FluxTransformer2DModel(
         patch_size=1,
@@ -352,13 +370,14 @@ MAKERS = {
     "dit": dit,
     "pixart": pixart,
     "sd3": sd3,
+    "aura_flow": aura_flow,
     "flux": flux,
     "wan": wan,
     "ltx": ltx,
     "stable_audio": stable_audio,
 }
 # of the tiny ones; None: the network says it
-SIZES: dict[str, Any] = {"flux": 16, "wan": (5, 16, 16), "ltx": (9, 64, 64)}
+SIZES: dict[str, Any] = {"aura_flow": 16, "flux": 16, "wan": (5, 16, 16), "ltx": (9, 64, 64)}
 
 
 def stirred(network: torch.nn.Module, scale: float = 0.1) -> None:
@@ -403,6 +422,7 @@ def inputs(name: str) -> dict[str, Any]:
     texts: list[Any] = [1, 2] if name == "dit" else ["a cat", "the red moon"]
     sizes = {
         "sd": {"height": 16, "width": 16},
+        "aura_flow": {"height": 16, "width": 16},
         "wan": {"height": 16, "width": 16, "num_frames": 5},
         "ltx": {"height": 64, "width": 64, "num_frames": 9},
         "flux": {"height": 16, "width": 16},

@@ -84,7 +84,7 @@ def test_every_other_scheduler_of_the_same_process_is_followed(kind: str) -> Non
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("name", ["sdxl", "pixart", "sd3", "flux", "wan", "ltx", "stable_audio"])
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("ddpm", "sd", "dit")])
 def test_every_pipeline_is_followed_with_and_without_guidance(
     name: str, count: int, guidance: float
 ) -> None:

@@ -42,8 +42,9 @@ def items_of(name: str, model: wherefrom.Model, count: int = 4) -> list[Any]:
         model.encoder.conditions(texts),
         lambda value: value.double() if value.is_floating_point() else value,
     )
-    if name == "flux":  # 512 tokens of text for 16 of the image
-        cond["encoder_hidden_states"] = cond["encoder_hidden_states"][:, :24]
+    for key in cond:  # some have hundreds of tokens of text for 16 of the image
+        if key.startswith("encoder_"):
+            cond[key] = cond[key][:, :16]
     return [(x[i], map_cond(cond, lambda value, i=i: value[i])) for i in range(count)]
 
 
@@ -250,7 +251,16 @@ def test_encoders_that_start_in_train_mode_encode_without_dropout() -> None:
 
 # --- what TIDE reads ------------------------------------------------------------------------------
 
-TOKENS = {"dit": 4, "pixart": 16, "sd3": 16, "flux": 16, "wan": 2, "ltx": 8, "stable_audio": 9}
+TOKENS = {
+    "dit": 4,
+    "pixart": 16,
+    "sd3": 16,
+    "aura_flow": 16,
+    "flux": 16,
+    "wan": 2,
+    "ltx": 8,
+    "stable_audio": 9,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)

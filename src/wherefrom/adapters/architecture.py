@@ -22,6 +22,9 @@ from ..diffusion.denoiser import Layout
 from ..errors import WherefromError
 from .scheduler import Schedule
 
+Config = Mapping[str, Any]
+Shape = tuple[int, ...]
+Elements = Mapping[str, int | slice]
 Told = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], dict[str, Any]]
 Encode = Callable[[Any, Sequence[Any], tuple[int, ...]], dict[str, Tensor]]
 
@@ -59,8 +62,8 @@ class Architecture:
         packing: where the network takes tokens in place of latents.
         clock: what the scheduler's timestep is multiplied by.
         variance: whether the output may have a second half of channels, the learned variance.
-        blocks: patterns of the blocks, and which element of their output is the image's; None:
-            found.
+        blocks: patterns of the blocks, and which element of their output is the image's, or which
+            positions; from the config and the latents' shape where it depends on them; None: found.
         layout: where blocks have their features; None: found.
         guidance: where a pipeline puts the null condition: the first or the last half of a doubled
             batch, or a call of its own.
@@ -80,7 +83,7 @@ class Architecture:
     packing: Packing | None = None
     clock: float = 1.0
     variance: bool = False
-    blocks: Mapping[str, int] | Sequence[str] | None = None
+    blocks: Elements | Sequence[str] | Callable[[Config, Shape], Elements] | None = None
     layout: Layout | None = None
     guidance: Literal["null first", "null last", "apart"] = "null first"
     encode: Encode | None = None

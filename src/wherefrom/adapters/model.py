@@ -311,7 +311,7 @@ def _made(
             "a time: give multiples of that"
         )
     schedule = read_scheduler(scheduler)
-    blocks: Any = row.blocks
+    blocks: Any = row.blocks(config, shape) if callable(row.blocks) else row.blocks
     denoiser = Denoiser(
         network,
         schedule.process,

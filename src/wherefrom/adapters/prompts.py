@@ -127,9 +127,10 @@ def flux(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
 
 
-def wan(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
-    embeds, _ = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_manner(pipe))
-    return {"encoder_hidden_states": embeds}
+def plain(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """AuraFlow, CogVideoX, Wan: a text's embedding is all that the network takes of it."""
+    made = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_manner(pipe))
+    return {"encoder_hidden_states": made[0]}
 
 
 def ltx(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:

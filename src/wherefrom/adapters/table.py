@@ -4,6 +4,7 @@ and its pipeline to the tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ def _square(config: Mapping[str, Any]) -> tuple[int, ...]:
     size = config["sample_size"] or 0
     height, width = (size, size) if isinstance(size, int) else size
     return config["in_channels"], height, width
+
+
+def _tokens(config: Mapping[str, Any], shape: tuple[int, ...]) -> int:
+    """Of an image, where patches are squares."""
+    return math.prod(shape[1:]) // config["patch_size"] ** 2
 
 
 # --- Flux -----------------------------------------------------------------------------------------
@@ -152,6 +158,18 @@ TABLE: dict[str, Architecture] = {
         blocks={"transformer_blocks.*": 1},
         encode=prompts.stable_diffusion_3,
     ),
+    "AuraFlowTransformer2DModel": Architecture(
+        # the pipeline's own default, whatever sample_size says
+        shape=lambda config: (config["in_channels"], 128, 128),
+        conditions=("encoder_hidden_states",),
+        clock=1 / 1000,
+        blocks=lambda config, shape: {
+            "joint_transformer_blocks.*": 1,
+            # the text and the image in one tensor
+            "single_transformer_blocks.*": slice(-_tokens(config, shape), None),
+        },
+        encode=prompts.plain,
+    ),
     "FluxTransformer2DModel": Architecture(
         shape=_flux_shape,
         patches=lambda config: (2, 2),
@@ -170,7 +188,7 @@ TABLE: dict[str, Architecture] = {
         conditions=("encoder_hidden_states",),
         blocks=["blocks.*"],
         guidance="apart",
-        encode=prompts.wan,
+        encode=prompts.plain,
     ),
     "LTXVideoTransformer3DModel": Architecture(
         shape=lambda config: (config["in_channels"], 21, 16, 22),  # 161 frames of 512 x 704
