@@ -324,6 +324,45 @@ def ltx() -> Any:
     return diffusers.LTXPipeline(scheduler, autoencoder, t5(), t5_tokenizer(), transformer)
 
 
+def cog_video(**changes: Any) -> Any:
+    transformer = diffusers.CogVideoXTransformer3DModel(
+        **{
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "time_embed_dim": 4,
+            "text_embed_dim": 8,
+            "num_layers": 2,
+            "sample_width": 4,
+            "sample_height": 4,
+            "sample_frames": 9,
+            "patch_size": 2,
+            "temporal_compression_ratio": 4,
+            "use_rotary_positional_embeddings": True,
+            **changes,
+        }
+    )
+    autoencoder = diffusers.AutoencoderKLCogVideoX(
+        down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+        block_out_channels=(8, 8, 8, 8),
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+        temporal_compression_ratio=4,
+    )
+    scheduler = diffusers.CogVideoXDDIMScheduler(
+        **SD_SCHEDULE,
+        prediction_type="v_prediction",
+        rescale_betas_zero_snr=True,
+        snr_shift_scale=3.0,
+        timestep_spacing="trailing",
+        clip_sample=False,
+    )
+    return diffusers.CogVideoXPipeline(t5_tokenizer(), t5(), autoencoder, transformer, scheduler)
+
+
 def stable_audio() -> Any:
     from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 
@@ -374,6 +413,7 @@ MAKERS = {
     "flux": flux,
     "wan": wan,
     "ltx": ltx,
+    "cog_video": cog_video,
     "stable_audio": stable_audio,
 }
 # of the tiny ones; None: the network says it

@@ -130,8 +130,34 @@ def test_conditions_with_a_gradient_score_as_those_without(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_is_called_as_its_own_pipeline_calls_it(name: str) -> None:
-    pipe = shared(name)
-    model = model_of(name)
+    check_calls(name, shared(name))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_rotary_positional_embeddings": False},
+        {"patch_size_t": 2, "patch_bias": False},
+        {"sample_width": 8, "sample_height": 6},
+    ],
+)
+def test_every_cog_video_is_called_as_its_own_pipeline_calls_it(changes: dict[str, Any]) -> None:
+    check_calls("cog_video", changed("cog_video", **changes))
+
+
+def changed(name: str, **changes: Any) -> Any:
+    """A pipeline whose network has another configuration."""
+    from pipelines import seeded, stirred
+
+    with seeded():
+        pipe = MAKERS[name](**changes)
+    stirred(network_of(pipe))
+    network_of(pipe).eval()
+    return pipe
+
+
+def check_calls(name: str, pipe: Any) -> None:
+    model = model_of(name, pipe)
     network, adapter, calls = network_of(pipe), model.denoiser.call, []
     assert isinstance(adapter, Adapter)
     handle = network.register_forward_hook(
@@ -207,7 +233,7 @@ def test_latents_are_the_mode_shifted_and_scaled(name: str, mean: float, scale: 
     assert torch.allclose(made, (mode - mean) * scale, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sd", "sdxl", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", ["sd", "sdxl", "sd3", "flux", "wan", "cog_video"])
 def test_a_pipeline_decodes_its_own_latents_to_what_ours_stand_for(name: str) -> None:
     """What a pipeline makes as latents and as images is one and the same, by our own encoder."""
     pipe, model = shared(name), model_of(name)
@@ -218,8 +244,21 @@ def test_a_pipeline_decodes_its_own_latents_to_what_ours_stand_for(name: str) ->
     with torch.no_grad():
         image = pipe.vae.decode(unscaled).sample
     seen = generated(name, pipe, steps=2, output_type="pt")
-    seen = seen.movedim(1, 2) if name == "wan" else seen
+    seen = seen.movedim(1, 2) if name in ("wan", "cog_video") else seen
     assert torch.allclose((image / 2 + 0.5).clamp(0, 1), seen, atol=1e-4)
+
+
+def test_latents_with_frames_first_or_channels_first_are_the_same_unless_they_could_be_both() -> (
+    None
+):
+    model = model_of("cog_video")
+    x = noise(2, *model.shape)
+    plain, swapped = (model.queries(one, "a cat") for one in (x, x.transpose(1, 2)))
+    assert torch.equal(plain[1][0], swapped[1][0])
+    model = wherefrom.from_pipeline(shared("cog_video"), size=(13, 32, 32))
+    assert model.shape[:2] == (4, 4)
+    with pytest.raises(wherefrom.WherefromError, match="frames first"):
+        model.queries(noise(2, *model.shape), "a cat")
 
 
 def _scaling(pipe: Any) -> tuple[Tensor, Tensor]:
@@ -259,6 +298,7 @@ TOKENS = {
     "flux": 16,
     "wan": 2,
     "ltx": 8,
+    "cog_video": 12,
     "stable_audio": 9,
 }
 

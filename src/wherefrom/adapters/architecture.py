@@ -39,8 +39,9 @@ def _patches(config: Mapping[str, Any]) -> Sequence[int]:
 
 
 class Packing(NamedTuple):
-    """Latents as tokens and back: `packed(network, x)` and `unpacked(network, tokens, shape)` with
-    the shape of one item's latents.
+    """Latents as tokens, or with frames first, and back: `packed(network, x)` and
+    `unpacked(network, tokens, shape)` with the shape of one item's latents; what is of another
+    shape is given back as it is, and whoever asked refuses it.
     """
 
     packed: Callable[[nn.Module, Tensor], Tensor]
@@ -59,7 +60,7 @@ class Architecture:
         told: what else `forward` is told, from the network, the latents and the condition.
         ignored: arguments that `told` makes again; they must be what it makes.
         free: those of them that a generation may have otherwise than the items.
-        packing: where the network takes tokens in place of latents.
+        packing: where the network takes tokens in place of latents, or frames before channels.
         clock: what the scheduler's timestep is multiplied by.
         variance: whether the output may have a second half of channels, the learned variance.
         blocks: patterns of the blocks, and which element of their output is the image's, or which

@@ -125,8 +125,7 @@ class Model:
         """Images that are latents already, [N, C, h, w]; None where they are images."""
         if not isinstance(images, Tensor) or not images.is_floating_point():
             return None
-        if self._row.packing is not None and images.ndim == 3:
-            images = self._row.packing.unpacked(self.denoiser.network, images, self.shape)
+        images = self._unpacked(images)
         if tuple(images.shape[1:]) != self.shape:
             return None
         images = images.detach().float().cpu()
@@ -140,6 +139,22 @@ class Model:
                 f"taken for them: give images of another size than {self.shape[1:]}, or as uint8"
             )
         return images
+
+    def _unpacked(self, images: Tensor) -> Tensor:
+        """Latents as the pipeline has them, [N, tokens, width] or [N, F, C, h, w], as items'."""
+        packing, network = self._row.packing, self.denoiser.network
+        if packing is None:
+            return images
+        packed = packing.packed(network, torch.empty(1, *self.shape, device="meta")).shape[1:]
+        if images.shape[1:] != packed:
+            return images
+        if tuple(packed) == self.shape:
+            raise WherefromError(
+                f"latents of {self.shape} may have their frames first, as {self._name} takes them, "
+                "or their channels: give the videos, or items (latents, condition) with channels "
+                "first"
+            )
+        return packing.unpacked(network, images, self.shape)
 
     def _recorded(self, items: Any) -> Tensor:
         """Videos or sounds, [N, C, ...] in [-1, 1]."""

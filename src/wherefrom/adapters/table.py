@@ -46,7 +46,7 @@ def _flux_packed(network: nn.Module, x: Tensor) -> Tensor:
 def _flux_unpacked(network: nn.Module, tokens: Tensor, shape: tuple[int, ...]) -> Tensor:
     channels, height, width = shape
     if tokens.shape[1] * 4 != height * width:
-        return tokens  # of another size: whoever asked refuses it
+        return tokens
     x = tokens.reshape(len(tokens), height // 2, width // 2, channels, 2, 2)
     return x.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), *shape)
 
@@ -96,6 +96,46 @@ def _ltx_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str, 
         "width": x.shape[4] // patch,
         "rope_interpolation_scale": (8 / 25, 32, 32),
     }
+
+
+# --- CogVideoX ------------------------------------------------------------------------------------
+
+
+def _cog_shape(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of the network's own size; frames are padded to whole patches, as the pipeline does."""
+    frames, together = config["sample_frames"], config["patch_size_t"] or 1
+    frames = (frames - 1) // config["temporal_compression_ratio"] + 1
+    frames = math.ceil(frames / together) * together
+    return config["in_channels"], frames, config["sample_height"], config["sample_width"]
+
+
+def _frames_first(network: nn.Module, x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
+
+
+def _channels_first(network: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x.transpose(1, 2)
+
+
+def _cog_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The rotary embedding of the grid of tokens, where the network has one."""
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+    from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_region_for_grid
+
+    config = network.config
+    if not config.use_rotary_positional_embeddings:
+        return {}
+    patch, together = config.patch_size, config.patch_size_t
+    grid = (x.shape[3] // patch, x.shape[4] // patch)
+    most = (config.sample_height // patch, config.sample_width // patch)
+    known: dict[str, Any] = {"embed_dim": config.attention_head_dim, "grid_size": grid}
+    if together is None:
+        crops = get_resize_crop_region_for_grid(grid, most[1], most[0])
+        known |= {"crops_coords": crops, "temporal_size": x.shape[2]}
+    else:  # 1.5
+        known |= {"crops_coords": None, "grid_type": "slice", "max_size": most}
+        known |= {"temporal_size": x.shape[2] // together}
+    return {"image_rotary_emb": get_3d_rotary_pos_embed(**known, device=x.device)}
 
 
 # --- StableAudio ----------------------------------------------------------------------------------
@@ -199,6 +239,16 @@ TABLE: dict[str, Architecture] = {
         packing=Packing(_ltx_packed, _ltx_unpacked),
         blocks=["transformer_blocks.*"],
         encode=prompts.ltx,
+    ),
+    "CogVideoXTransformer3DModel": Architecture(
+        shape=_cog_shape,
+        patches=lambda config: (config["patch_size_t"] or 1, *[config["patch_size"]] * 2),
+        conditions=("encoder_hidden_states",),
+        told=_cog_told,
+        ignored=("image_rotary_emb",),
+        packing=Packing(_frames_first, _channels_first),
+        blocks={"transformer_blocks.*": 0},
+        encode=prompts.plain,
     ),
     "StableAudioDiTModel": Architecture(
         shape=lambda config: (config["in_channels"], config["sample_size"]),
