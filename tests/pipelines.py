@@ -242,6 +242,59 @@ def aura_flow() -> Any:
     return diffusers.AuraFlowPipeline(t5_tokenizer(), t5(), vae(), transformer, scheduler)
 
 
+def gemma(width: int = 8) -> Any:
+    config = transformers.Gemma2Config(
+        vocab_size=64,
+        hidden_size=width,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
+    )
+    return transformers.Gemma2Model(config)
+
+
+def sana(**changes: Any) -> Any:
+    transformer = diffusers.SanaTransformer2DModel(
+        **{
+            "sample_size": 16,
+            "patch_size": 4,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 4,
+            "num_cross_attention_heads": 2,
+            "cross_attention_head_dim": 4,
+            "cross_attention_dim": 8,
+            "caption_channels": 8,
+            **changes,
+        }
+    )
+    autoencoder = diffusers.AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        encoder_qkv_multiscales=((), (5,)),
+        decoder_qkv_multiscales=((), (5,)),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.41407,
+    )
+    scheduler = diffusers.DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    return diffusers.SanaPipeline(t5_tokenizer(), gemma(), autoencoder, transformer, scheduler)
+
+
 def flux(guidance_embeds: bool = False) -> Any:
     transformer = diffusers.FluxTransformer2DModel(
         patch_size=1,
@@ -410,6 +463,7 @@ MAKERS = {
     "pixart": pixart,
     "sd3": sd3,
     "aura_flow": aura_flow,
+    "sana": sana,
     "flux": flux,
     "wan": wan,
     "ltx": ltx,
@@ -466,6 +520,7 @@ def inputs(name: str) -> dict[str, Any]:
         "wan": {"height": 16, "width": 16, "num_frames": 5},
         "ltx": {"height": 64, "width": 64, "num_frames": 9},
         "flux": {"height": 16, "width": 16},
+        "sana": {"use_resolution_binning": False, "height": 32, "width": 32},
         "pixart": {"use_resolution_binning": False, "height": 16, "width": 16},
     }
     return {"texts": texts, "given": sizes.get(name, {})}

@@ -61,6 +61,12 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
     """
     denoiser, draws = exact.denoiser, exact.draws
     modules = [denoiser.network.get_submodule(layer) for layer in denoiser.layers]
+    groups = [getattr(module, "groups", 1) for module in modules]
+    parts = [  # each group of a convolution has a curvature of its own
+        layer if several == 1 else f"{layer}[{group}]"
+        for layer, several in zip(denoiser.layers, groups, strict=True)
+        for group in range(several)
+    ]
 
     def gradients(item: Any, m: int) -> list[Tensor]:
         x, cond = item if isinstance(item, tuple) else (item, None)
@@ -71,13 +77,13 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
         weights = [one for module in modules for one in module.parameters(recurse=False)]
         found = iter(torch.autograd.grad(output.sum(), weights, allow_unused=True))
         made = []
-        for module in modules:
-            parts = []
+        for module, several in zip(modules, groups, strict=True):
+            both = []
             for weight in module.parameters(recurse=False):
                 grad = next(found)
                 grad = torch.zeros_like(weight) if grad is None else grad
-                parts.append(grad.flatten(1) if weight.ndim > 1 else grad[:, None])
-            made.append(torch.cat(parts, 1))
+                both.append(grad.flatten(1) if weight.ndim > 1 else grad[:, None])
+            made += torch.cat(both, 1).chunk(several)
         return made
 
     tau = torch.zeros(len(queries), len(dataset), dtype=torch.float64)
@@ -85,8 +91,8 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
         theirs = [gradients(item, m) for item in dataset]
         for q, item in enumerate(queries):
             whitened = [
-                exact.inverses[layer][1] @ grad @ exact.inverses[layer][0]
-                for layer, grad in zip(denoiser.layers, gradients(item, m), strict=True)
+                exact.inverses[part][1] @ grad @ exact.inverses[part][0]
+                for part, grad in zip(parts, gradients(item, m), strict=True)
             ]
             for i, grads in enumerate(theirs):
                 kernel = sum(float((a * b).sum()) for a, b in zip(whitened, grads, strict=True))
@@ -295,6 +301,7 @@ TOKENS = {
     "pixart": 16,
     "sd3": 16,
     "aura_flow": 16,
+    "sana": 16,
     "flux": 16,
     "wan": 2,
     "ltx": 8,
@@ -374,6 +381,22 @@ def test_the_null_condition_is_the_pipelines_own() -> None:
     assert isinstance(xl, dict)
     assert not xl["encoder_hidden_states"].any()
     assert xl["time_ids"].tolist() == [[16, 16, 0, 0, 16, 16]]
+
+
+def test_the_null_condition_of_sana_has_no_instruction_in_front() -> None:
+    pipe, model = shared("sana"), model_of("sana")
+    null, empty = model.null(), model.encoder.conditions([""])
+    assert isinstance(null, dict)
+    assert isinstance(empty, dict)
+    _, _, embeds, mask = pipe.encode_prompt("a cat", True)
+    assert torch.allclose(null["encoder_hidden_states"], embeds, atol=1e-6)
+    assert torch.equal(null["encoder_attention_mask"], mask)
+    assert not torch.allclose(empty["encoder_hidden_states"], embeds, atol=1e-3)
+
+
+def test_a_network_of_sana_sprint_is_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="jumps along a trajectory"):
+        wherefrom.from_pipeline(changed("sana", timestep_scale=0.001))
 
 
 def test_a_size_of_ones_own_changes_the_latents() -> None:

@@ -70,6 +70,8 @@ class Architecture:
             batch, or a call of its own.
         encode: prompts or classes as conditions, from the pipeline, the texts and the size in
             pixels.
+        encode_null: the same of what stands for no condition, where a pipeline encodes that
+            otherwise than an empty prompt.
         null: the text or class that stands for no condition, from the pipeline; None: none does.
         zeroed: the conditions that are all zeros where there is no condition.
     """
@@ -88,6 +90,7 @@ class Architecture:
     layout: Layout | None = None
     guidance: Literal["null first", "null last", "apart"] = "null first"
     encode: Encode | None = None
+    encode_null: Encode | None = None
     null: Callable[[Any], str | int | None] = field(default=lambda pipe: "")
     zeroed: tuple[str, ...] = ()
 

@@ -18,7 +18,7 @@ from ..artefacts.identity import fingerprint
 from ..data.items import Cond
 from ..errors import WherefromError
 from . import prompts
-from .architecture import Architecture
+from .architecture import Architecture, Encode
 
 
 class PipelineEncoder:
@@ -96,12 +96,15 @@ class PipelineEncoder:
     @torch.no_grad()
     def conditions(self, texts: Sequence[Any]) -> Cond:
         """The conditions of prompts, or of classes, one row each, on the CPU."""
+        return self._encoded(texts, self._row.encode)
+
+    def _encoded(self, texts: Sequence[Any], encode: Encode | None) -> Cond:
         if not self.names:
             raise WherefromError(
                 f"{type(self._pipe).__name__} generates without a condition: leave captions and "
                 "prompts out"
             )
-        words, encode = [isinstance(text, str) for text in texts], self._row.encode
+        words = [isinstance(text, str) for text in texts]
         if encode is None or not self._encodes(any(words)):
             raise WherefromError(
                 "there is no text encoder here for prompts: make the model with from_pipeline of a "
@@ -140,7 +143,7 @@ class PipelineEncoder:
         """The condition that stands for none, one row; None where the network has none."""
         if self.nothing is None:
             return None
-        made = self.conditions([self.nothing])
+        made = self._encoded([self.nothing], self._row.encode_null or self._row.encode)
         assert isinstance(made, dict)
         zeroed = self._row.zeroed
         if getattr(self._pipe, "config", {}).get("force_zeros_for_empty_prompt"):  # SDXL

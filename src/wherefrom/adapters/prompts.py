@@ -26,14 +26,15 @@ _TOLD: dict[str, tuple[str | None, ...]] = {
 
 
 def _manner(pipe: Any) -> dict[str, Any]:
-    """How many tokens the pipeline itself takes of a prompt, and whether it cleans it first: what
-    it generates with by default, which may differ from what its encoding does alone.
+    """How many tokens the pipeline itself takes of a prompt, whether it cleans it first, and what
+    it puts in front: what it generates with by default, which may differ from what its encoding
+    does alone.
     """
     called, encodes = (
         inspect.signature(one).parameters for one in (pipe.__call__, pipe.encode_prompt)
     )
-    names = [name for name in ("max_sequence_length", "clean_caption") if name in encodes]
-    return {name: called[name].default for name in names if name in called}
+    names = ("max_sequence_length", "clean_caption", "complex_human_instruction")
+    return {name: called[name].default for name in names if name in encodes and name in called}
 
 
 def _rows(numbers: Sequence[float], count: int, like: Tensor) -> Tensor:
@@ -133,9 +134,19 @@ def plain(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     return {"encoder_hidden_states": made[0]}
 
 
-def ltx(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+def masked(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """LTX, Sana: the text's embedding and its mask."""
     embeds, mask, _, _ = pipe.encode_prompt(
         list(texts), do_classifier_free_guidance=False, **_manner(pipe)
+    )
+    return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+
+
+def sana_null(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Sana's negative prompt: without the instruction that stands in front of prompts."""
+    manner = {**_manner(pipe), "complex_human_instruction": None}
+    embeds, mask, _, _ = pipe.encode_prompt(
+        list(texts), do_classifier_free_guidance=False, **manner
     )
     return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import WherefromError
 from . import prompts
 from .architecture import Architecture, Packing
 
@@ -22,6 +23,15 @@ def _square(config: Mapping[str, Any]) -> tuple[int, ...]:
     size = config["sample_size"] or 0
     height, width = (size, size) if isinstance(size, int) else size
     return config["in_channels"], height, width
+
+
+def _sana_shape(config: Mapping[str, Any]) -> tuple[int, ...]:
+    if config["timestep_scale"] != 1 or config["guidance_embeds"]:
+        raise WherefromError(
+            "SanaTransformer2DModel has timestep_scale or guidance_embeds, as Sana Sprint: a "
+            "network that jumps along a trajectory and predicts no score"
+        )
+    return _square(config)
 
 
 def _tokens(config: Mapping[str, Any], shape: tuple[int, ...]) -> int:
@@ -210,6 +220,15 @@ TABLE: dict[str, Architecture] = {
         },
         encode=prompts.plain,
     ),
+    "SanaTransformer2DModel": Architecture(
+        shape=_sana_shape,
+        conditions=("encoder_hidden_states", "encoder_attention_mask"),
+        variance=True,
+        blocks=["transformer_blocks.*"],
+        layout="channels_last",
+        encode=prompts.masked,
+        encode_null=prompts.sana_null,
+    ),
     "FluxTransformer2DModel": Architecture(
         shape=_flux_shape,
         patches=lambda config: (2, 2),
@@ -238,7 +257,7 @@ TABLE: dict[str, Architecture] = {
         ignored=("num_frames", "height", "width", "rope_interpolation_scale"),
         packing=Packing(_ltx_packed, _ltx_unpacked),
         blocks=["transformer_blocks.*"],
-        encode=prompts.ltx,
+        encode=prompts.masked,
     ),
     "CogVideoXTransformer3DModel": Architecture(
         shape=_cog_shape,
