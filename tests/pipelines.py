@@ -39,14 +39,14 @@ def clip_tokenizer() -> Any:
     return transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=12)
 
 
-def clip_text(width: int = 8, projection: int | None = None) -> Any:
+def clip_text(width: int = 8, projection: int | None = None, positions: int = 12) -> Any:
     config = transformers.CLIPTextConfig(
         vocab_size=64,
         hidden_size=width,
         intermediate_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=12,
+        max_position_embeddings=positions,
         projection_dim=projection or width,
         bos_token_id=0,
         eos_token_id=1,
@@ -416,6 +416,72 @@ def cog_video(**changes: Any) -> Any:
     return diffusers.CogVideoXPipeline(t5_tokenizer(), t5(), autoencoder, transformer, scheduler)
 
 
+def mochi() -> Any:
+    transformer = diffusers.MochiTransformer3DModel(
+        patch_size=2,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=2,
+        pooled_projection_dim=16,
+        in_channels=12,
+        text_embed_dim=8,
+        time_embed_dim=4,
+    )
+    autoencoder = diffusers.AutoencoderKLMochi(
+        latent_channels=12,
+        out_channels=3,
+        encoder_block_out_channels=(32, 32, 32, 32),
+        decoder_block_out_channels=(32, 32, 32, 32),
+        layers_per_block=(1, 1, 1, 1, 1),
+    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
+    return diffusers.MochiPipeline(
+        scheduler, autoencoder, t5(), t5_tokenizer(), transformer, force_zeros_for_empty_prompt=True
+    )
+
+
+def hunyuan_video(image_condition_type: str | None = None) -> Any:
+    transformer = diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=10,
+        num_layers=1,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        patch_size=2,
+        patch_size_t=1,
+        guidance_embeds=True,
+        text_embed_dim=8,
+        pooled_projection_dim=8,
+        rope_axes_dim=(2, 4, 4),
+        image_condition_type=image_condition_type,
+    )
+    autoencoder = diffusers.AutoencoderKLHunyuanVideo(
+        latent_channels=4,
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        norm_num_groups=4,
+        mid_block_add_attention=True,
+    )
+    llama = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+    )
+    return diffusers.HunyuanVideoPipeline(
+        transformers.LlamaModel(llama),
+        t5_tokenizer(),
+        transformer,
+        autoencoder,
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        clip_text(positions=77),
+        clip_tokenizer(),
+    )
+
+
 def stable_audio() -> Any:
     from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 
@@ -468,10 +534,23 @@ MAKERS = {
     "wan": wan,
     "ltx": ltx,
     "cog_video": cog_video,
+    "mochi": mochi,
+    "hunyuan_video": hunyuan_video,
     "stable_audio": stable_audio,
 }
 # of the tiny ones; None: the network says it
-SIZES: dict[str, Any] = {"aura_flow": 16, "flux": 16, "wan": (5, 16, 16), "ltx": (9, 64, 64)}
+SIZES: dict[str, Any] = {
+    "aura_flow": 16,
+    "flux": 16,
+    "wan": (5, 16, 16),
+    "ltx": (9, 64, 64),
+    "mochi": (7, 32, 32),
+    "hunyuan_video": (5, 32, 32),
+}
+
+
+# those whose guidance is told to the network, and that by a negative prompt another
+APART = ("flux", "hunyuan_video")
 
 
 def stirred(network: torch.nn.Module, scale: float = 0.1) -> None:
@@ -519,6 +598,8 @@ def inputs(name: str) -> dict[str, Any]:
         "aura_flow": {"height": 16, "width": 16},
         "wan": {"height": 16, "width": 16, "num_frames": 5},
         "ltx": {"height": 64, "width": 64, "num_frames": 9},
+        "mochi": {"height": 32, "width": 32, "num_frames": 7},
+        "hunyuan_video": {"height": 32, "width": 32, "num_frames": 5},
         "flux": {"height": 16, "width": 16},
         "sana": {"use_resolution_binning": False, "height": 32, "width": 32},
         "pixart": {"use_resolution_binning": False, "height": 16, "width": 16},
@@ -540,8 +621,8 @@ def generated(
     given = {**asked["given"], "num_inference_steps": steps, **more}
     if asked["texts"] is not None:
         if guidance is not None:
-            given["true_cfg_scale" if name == "flux" else "guidance_scale"] = guidance
-            if name == "flux":
+            given["true_cfg_scale" if name in APART else "guidance_scale"] = guidance
+            if name in APART:
                 given["negative_prompt"] = [""] * len(texts or asked["texts"])
         if name != "dit":
             given["output_type"] = output_type

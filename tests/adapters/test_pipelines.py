@@ -239,7 +239,9 @@ def test_latents_are_the_mode_shifted_and_scaled(name: str, mean: float, scale: 
     assert torch.allclose(made, (mode - mean) * scale, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sd", "sdxl", "sd3", "flux", "wan", "cog_video"])
+@pytest.mark.parametrize(
+    "name", ["sd", "sdxl", "sd3", "flux", "wan", "cog_video", "mochi", "hunyuan_video"]
+)
 def test_a_pipeline_decodes_its_own_latents_to_what_ours_stand_for(name: str) -> None:
     """What a pipeline makes as latents and as images is one and the same, by our own encoder."""
     pipe, model = shared(name), model_of(name)
@@ -250,7 +252,7 @@ def test_a_pipeline_decodes_its_own_latents_to_what_ours_stand_for(name: str) ->
     with torch.no_grad():
         image = pipe.vae.decode(unscaled).sample
     seen = generated(name, pipe, steps=2, output_type="pt")
-    seen = seen.movedim(1, 2) if name in ("wan", "cog_video") else seen
+    seen = seen.movedim(1, 2) if len(model.shape) == 4 else seen
     assert torch.allclose((image / 2 + 0.5).clamp(0, 1), seen, atol=1e-4)
 
 
@@ -306,6 +308,8 @@ TOKENS = {
     "wan": 2,
     "ltx": 8,
     "cog_video": 12,
+    "mochi": 8,
+    "hunyuan_video": 8,
     "stable_audio": 9,
 }
 
@@ -392,6 +396,25 @@ def test_the_null_condition_of_sana_has_no_instruction_in_front() -> None:
     assert torch.allclose(null["encoder_hidden_states"], embeds, atol=1e-6)
     assert torch.equal(null["encoder_attention_mask"], mask)
     assert not torch.allclose(empty["encoder_hidden_states"], embeds, atol=1e-3)
+
+
+def test_an_empty_caption_of_mochi_is_its_null_condition_and_leaves_others_alone() -> None:
+    pipe, model = shared("mochi"), model_of("mochi")
+    made, null = model.encoder.conditions(["a cat", ""]), model.null()
+    alone = model.encoder.conditions(["a cat"])
+    *_, embeds, mask = pipe.encode_prompt("a cat")
+    assert isinstance(made, dict)
+    assert isinstance(alone, dict)
+    assert isinstance(null, dict)
+    for key, value in {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}.items():
+        assert torch.equal(made[key][:1], alone[key])
+        assert torch.equal(made[key][1:], null[key])
+        assert torch.equal(null[key], value)
+
+
+def test_a_video_network_that_sees_an_image_as_well_is_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="sees an image"):
+        wherefrom.from_pipeline(changed("hunyuan_video", image_condition_type="token_replace"))
 
 
 def test_a_network_of_sana_sprint_is_refused() -> None:

@@ -146,7 +146,8 @@ class PipelineEncoder:
         made = self._encoded([self.nothing], self._row.encode_null or self._row.encode)
         assert isinstance(made, dict)
         zeroed = self._row.zeroed
-        if getattr(self._pipe, "config", {}).get("force_zeros_for_empty_prompt"):  # SDXL
+        forced = getattr(self._pipe, "config", {}).get("force_zeros_for_empty_prompt")
+        if forced and "text_embeds" in made:  # SDXL
             zeroed = ("encoder_hidden_states", "text_embeds")
         zeros = {name: torch.zeros_like(made[name]) for name in zeroed}
         return {**made, **zeros}

@@ -135,11 +135,26 @@ def plain(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
 
 
 def masked(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
-    """LTX, Sana: the text's embedding and its mask."""
+    """LTX, Mochi, Sana: the text's embedding and its mask."""
     embeds, mask, _, _ = pipe.encode_prompt(
         list(texts), do_classifier_free_guidance=False, **_manner(pipe)
     )
     return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+
+
+def mochi(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Mochi, one text at a time: its pipeline may take a batch that ends with "" for empty."""
+    each = [masked(pipe, [text], pixels) for text in texts]
+    return {name: torch.cat([one[name] for one in each]) for name in each[0]}
+
+
+def hunyuan_video(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    embeds, pooled, mask = pipe.encode_prompt(list(texts), **_manner(pipe))
+    return {
+        "encoder_hidden_states": embeds,
+        "encoder_attention_mask": mask,
+        "pooled_projections": pooled,
+    }
 
 
 def sana_null(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:

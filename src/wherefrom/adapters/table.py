@@ -148,6 +148,18 @@ def _cog_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str, 
     return {"image_rotary_emb": get_3d_rotary_pos_embed(**known, device=x.device)}
 
 
+# --- HunyuanVideo ---------------------------------------------------------------------------------
+
+
+def _hunyuan_shape(config: Mapping[str, Any]) -> tuple[int, ...]:
+    if config["image_condition_type"] is not None:
+        raise WherefromError(
+            "HunyuanVideoTransformer3DModel has image_condition_type: a network that sees an image "
+            "beside the video cannot be attributed by from_pipeline"
+        )
+    return config["in_channels"], 33, 90, 160  # 129 frames of 720 x 1280
+
+
 # --- StableAudio ----------------------------------------------------------------------------------
 
 
@@ -268,6 +280,25 @@ TABLE: dict[str, Architecture] = {
         packing=Packing(_frames_first, _channels_first),
         blocks={"transformer_blocks.*": 0},
         encode=prompts.plain,
+    ),
+    "MochiTransformer3DModel": Architecture(
+        shape=lambda config: (config["in_channels"], 4, 60, 106),  # 19 frames of 480 x 848
+        conditions=("encoder_hidden_states", "encoder_attention_mask"),
+        patches=lambda config: (1, *[config["patch_size"]] * 2),
+        blocks={"transformer_blocks.*": 0},
+        encode=prompts.mochi,
+    ),
+    "HunyuanVideoTransformer3DModel": Architecture(
+        shape=_hunyuan_shape,
+        patches=lambda config: (config["patch_size_t"], *[config["patch_size"]] * 2),
+        conditions=("encoder_hidden_states", "encoder_attention_mask", "pooled_projections"),
+        # the pipeline's own default, times 1000
+        told=lambda network, x, cond: {"guidance": x.new_full((len(x),), 6000.0)},
+        ignored=("guidance",),
+        free=("guidance",),
+        blocks={"transformer_blocks.*": 0, "single_transformer_blocks.*": 0},
+        guidance="apart",
+        encode=prompts.hunyuan_video,
     ),
     "StableAudioDiTModel": Architecture(
         shape=lambda config: (config["in_channels"], config["sample_size"]),
