@@ -319,6 +319,44 @@ def flux(guidance_embeds: bool = False) -> Any:
     )
 
 
+def qwen_image() -> Any:
+    transformer = diffusers.QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=64,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        axes_dims_rope=(4, 6, 6),
+    )
+    autoencoder = diffusers.AutoencoderKLQwenImage(
+        base_dim=3,
+        z_dim=16,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+    )
+    rope = {"mrope_section": [1, 1, 0], "rope_type": "default", "rope_theta": 1e4}
+    size = {"hidden_size": 8, "intermediate_size": 16, "bos_token_id": 0, "eos_token_id": 1}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={"vocab_size": 64, **size, **heads, "rope_parameters": rope},
+        vision_config={"depth": 1, "hidden_size": 8, "num_heads": 2, "out_hidden_size": 8},
+    )
+    pipe = diffusers.QwenImagePipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        autoencoder,
+        transformers.Qwen2_5_VLForConditionalGeneration(config),
+        t5_tokenizer(),
+        transformer,
+    )
+    # what stands in front of prompts is cut off, and is as long as the tokenizer makes it
+    front = pipe.prompt_template_encode.split("{}")[0]
+    pipe.prompt_template_encode_start_idx = len(pipe.tokenizer(front).input_ids) - 1
+    return pipe
+
+
 def wan() -> Any:
     transformer = diffusers.WanTransformer3DModel(
         patch_size=(1, 2, 2),
@@ -531,6 +569,7 @@ MAKERS = {
     "aura_flow": aura_flow,
     "sana": sana,
     "flux": flux,
+    "qwen_image": qwen_image,
     "wan": wan,
     "ltx": ltx,
     "cog_video": cog_video,
@@ -542,6 +581,7 @@ MAKERS = {
 SIZES: dict[str, Any] = {
     "aura_flow": 16,
     "flux": 16,
+    "qwen_image": 64,
     "wan": (5, 16, 16),
     "ltx": (9, 64, 64),
     "mochi": (7, 32, 32),
@@ -550,7 +590,7 @@ SIZES: dict[str, Any] = {
 
 
 # those whose guidance is told to the network, and that by a negative prompt another
-APART = ("flux", "hunyuan_video")
+APART = ("flux", "qwen_image", "hunyuan_video")
 
 
 def stirred(network: torch.nn.Module, scale: float = 0.1) -> None:
@@ -600,6 +640,7 @@ def inputs(name: str) -> dict[str, Any]:
         "ltx": {"height": 64, "width": 64, "num_frames": 9},
         "mochi": {"height": 32, "width": 32, "num_frames": 7},
         "hunyuan_video": {"height": 32, "width": 32, "num_frames": 5},
+        "qwen_image": {"height": 64, "width": 64},
         "flux": {"height": 16, "width": 16},
         "sana": {"use_resolution_binning": False, "height": 32, "width": 32},
         "pixart": {"use_resolution_binning": False, "height": 16, "width": 16},

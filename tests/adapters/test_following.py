@@ -295,6 +295,13 @@ def test_nothing_is_said_of_a_generation_that_goes_its_way(
     assert not [text for text in said if "changes the latents" in text or "last step" in text]
 
 
+def test_a_mask_that_a_pipeline_leaves_out_where_it_is_ones_is_no_other_condition(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    traced("qwen_image", 1, 3.0)
+    assert not [str(one.message) for one in recwarn if "condition" in str(one.message)]
+
+
 def test_a_search_inside_a_trace_is_no_part_of_it() -> None:
     pipe, model, bank = world("sd")
     alone, _ = traced("sd", 2, 3.0)

@@ -57,10 +57,12 @@ class Architecture:
         patches: how many latents in each direction the network takes at a time.
         conditions: the arguments of `forward` that are the condition.
         added: those of them that go inside `added_cond_kwargs`.
+        dropped: masks of `encoder_hidden_states` that a pipeline does not give where they are ones.
         told: what else `forward` is told, from the network, the latents and the condition.
         ignored: arguments that `told` makes again; they must be what it makes.
         free: those of them that a generation may have otherwise than the items.
         packing: where the network takes tokens in place of latents, or frames before channels.
+        still: whether its VAE takes an image as a video of one frame.
         clock: what the scheduler's timestep is multiplied by.
         variance: whether the output may have a second half of channels, the learned variance.
         blocks: patterns of the blocks, and which element of their output is the image's, or which
@@ -80,10 +82,12 @@ class Architecture:
     patches: Callable[[Mapping[str, Any]], Sequence[int]] = _patches
     conditions: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     told: Told = _nothing
     ignored: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
     packing: Packing | None = None
+    still: bool = False
     clock: float = 1.0
     variance: bool = False
     blocks: Elements | Sequence[str] | Callable[[Config, Shape], Elements] | None = None
@@ -178,6 +182,11 @@ class Adapter:
         added = {k: v for k, v in given.pop("added_cond_kwargs", {}).items() if v is not None}
         cond = {name: given.pop(name) for name in self.row.conditions if name in given}
         cond |= {name: added.pop(name) for name in self.row.added if name in added}
+        for name in self.row.dropped:
+            if name not in cond:
+                cond[name] = cond["encoder_hidden_states"].new_ones(
+                    cond["encoder_hidden_states"].shape[:2], dtype=torch.long
+                )
         passed = {"return_dict", *self.row.ignored}
         strange = [
             name

@@ -83,7 +83,9 @@ class PipelineEncoder:
         mean, scale = scaling(self.vae)
         with _evaluating([self.vae]), _upcast(self.vae) as dtype:
             device = next(self.vae.parameters()).device
-            z = _mode(self.vae.encode(x.to(device, dtype))).float().cpu()  # type: ignore[operator]
+            seen = (x[:, :, None] if self._row.still else x).to(device, dtype)
+            z = _mode(self.vae.encode(seen)).float().cpu()  # type: ignore[operator]
+        z = z[:, :, 0] if self._row.still else z
         if tuple(z.shape[1:]) != self._shape:
             raise WherefromError(
                 f"{type(self.vae).__name__} makes latents of {tuple(z.shape[1:])} of "

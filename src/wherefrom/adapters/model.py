@@ -6,6 +6,7 @@ prompts to what the network was trained on.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ class Model:
         if self.encoder.vae is None:
             return 1 if self.shape[0] == 1 else 3
         config: Any = self.encoder.vae.config
-        channels = config.get("in_channels", 3)
+        channels = config.get("in_channels", config.get("input_channels", 3))
         if channels not in (1, 3):
             raise WherefromError(
                 f"{type(self.encoder.vae).__name__} takes images of {channels} channels: encode "
@@ -246,6 +247,11 @@ def from_pipeline(
         raise WherefromError(
             f"{type(pipe).__name__} has {'several networks' if found else 'no network'} that "
             "denoise: attribute one of them with from_model(network, scheduler)"
+        )
+    if "image" in inspect.signature(getattr(pipe, "encode_prompt", _part)).parameters:
+        raise WherefromError(
+            f"{type(pipe).__name__} encodes its prompts together with an image: a network that "
+            "sees something beside what it generates cannot be attributed by from_pipeline"
         )
     for name, part in pipe.components.items():
         encodes = isinstance(part, nn.Module) and hasattr(part, "encode")

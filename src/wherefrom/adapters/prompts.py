@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import WherefromError
 
@@ -154,6 +154,20 @@ def hunyuan_video(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Te
         "encoder_hidden_states": embeds,
         "encoder_attention_mask": mask,
         "pooled_projections": pooled,
+    }
+
+
+def qwen_image(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Qwen-Image, whose pipeline fills a batch up to its longest text: here up to the length that
+    all batches have, with zeros that the mask leaves out.
+    """
+    manner = _manner(pipe)
+    embeds, mask = pipe.encode_prompt(list(texts), **manner)
+    mask = embeds.new_ones(embeds.shape[:2], dtype=torch.long) if mask is None else mask
+    missing = manner["max_sequence_length"] - embeds.shape[1]
+    return {
+        "encoder_hidden_states": nn.functional.pad(embeds, (0, 0, 0, missing)),
+        "encoder_hidden_states_mask": nn.functional.pad(mask, (0, missing)),
     }
 
 

@@ -254,6 +254,23 @@ TABLE: dict[str, Architecture] = {
         guidance="apart",
         encode=prompts.flux,
     ),
+    "QwenImageTransformer2DModel": Architecture(
+        shape=_flux_shape,
+        patches=lambda config: (2, 2),
+        conditions=("encoder_hidden_states", "encoder_hidden_states_mask"),
+        dropped=("encoder_hidden_states_mask",),
+        # the grid of tokens, of one frame
+        told=lambda network, x, cond: {
+            "img_shapes": [[(1, x.shape[-2] // 2, x.shape[-1] // 2)]] * len(x)
+        },
+        ignored=("img_shapes",),
+        packing=Packing(_flux_packed, _flux_unpacked),
+        still=True,
+        clock=1 / 1000,
+        blocks={"transformer_blocks.*": 1},
+        guidance="apart",
+        encode=prompts.qwen_image,
+    ),
     "WanTransformer3DModel": Architecture(
         shape=lambda config: (config["in_channels"], 21, 60, 104),  # 81 frames of 480 x 832
         conditions=("encoder_hidden_states",),
