@@ -319,6 +319,29 @@ def flux(guidance_embeds: bool = False) -> Any:
     )
 
 
+def chroma() -> Any:
+    transformer = diffusers.ChromaTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        axes_dims_rope=(4, 4, 8),
+        approximator_num_channels=8,
+        approximator_hidden_dim=16,
+        approximator_layers=1,
+    )
+    return diffusers.ChromaPipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae(shift_factor=0.1, scaling_factor=0.4, use_quant_conv=False, use_post_quant_conv=False),
+        t5(),
+        t5_tokenizer(),
+        transformer,
+    )
+
+
 def qwen_image() -> Any:
     transformer = diffusers.QwenImageTransformer2DModel(
         patch_size=2,
@@ -569,6 +592,7 @@ MAKERS = {
     "aura_flow": aura_flow,
     "sana": sana,
     "flux": flux,
+    "chroma": chroma,
     "qwen_image": qwen_image,
     "wan": wan,
     "ltx": ltx,
@@ -581,6 +605,7 @@ MAKERS = {
 SIZES: dict[str, Any] = {
     "aura_flow": 16,
     "flux": 16,
+    "chroma": 16,
     "qwen_image": 64,
     "wan": (5, 16, 16),
     "ltx": (9, 64, 64),
@@ -641,6 +666,7 @@ def inputs(name: str) -> dict[str, Any]:
         "mochi": {"height": 32, "width": 32, "num_frames": 7},
         "hunyuan_video": {"height": 32, "width": 32, "num_frames": 5},
         "qwen_image": {"height": 64, "width": 64},
+        "chroma": {"height": 16, "width": 16},
         "flux": {"height": 16, "width": 16},
         "sana": {"use_resolution_binning": False, "height": 32, "width": 32},
         "pixart": {"use_resolution_binning": False, "height": 16, "width": 16},

@@ -42,9 +42,14 @@ def items_of(name: str, model: wherefrom.Model, count: int = 4) -> list[Any]:
         model.encoder.conditions(texts),
         lambda value: value.double() if value.is_floating_point() else value,
     )
-    for key in cond:  # some have hundreds of tokens of text for 16 of the image
+    # some have hundreds of tokens of text for 16 of the image
+    length = cond["encoder_hidden_states"].shape[1] if "encoder_hidden_states" in cond else 0
+    for key in cond:
         if key.startswith("encoder_"):
             cond[key] = cond[key][:, :16]
+    if "attention_mask" in cond:  # of text and image
+        mask = cond["attention_mask"]
+        cond["attention_mask"] = torch.cat([mask[:, :16], mask[:, length:]], 1)
     return [(x[i], map_cond(cond, lambda value, i=i: value[i])) for i in range(count)]
 
 
@@ -334,6 +339,7 @@ TOKENS = {
     "aura_flow": 16,
     "sana": 16,
     "flux": 16,
+    "chroma": 16,
     "qwen_image": 16,
     "wan": 2,
     "ltx": 8,

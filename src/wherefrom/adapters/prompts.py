@@ -148,6 +148,16 @@ def mochi(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     return {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
 
+def chroma(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Chroma: T5 and the mask of text and image together, of which the image's part is ones."""
+    embeds, _, mask, *_ = pipe.encode_prompt(
+        list(texts), do_classifier_free_guidance=False, **_manner(pipe)
+    )
+    height, width = (size // (2 * pipe.vae_scale_factor) for size in pixels)
+    ones = mask.new_ones(len(mask), height * width)
+    return {"encoder_hidden_states": embeds, "attention_mask": torch.cat([mask, ones], 1)}
+
+
 def hunyuan_video(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     embeds, pooled, mask = pipe.encode_prompt(list(texts), **_manner(pipe))
     return {

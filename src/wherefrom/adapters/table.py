@@ -70,7 +70,7 @@ def _flux_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str,
     text = cond["encoder_hidden_states"]
     told: dict[str, Any] = {"img_ids": ids.reshape(-1, 3)}
     told["txt_ids"] = text.new_zeros(text.shape[1], 3)
-    if network.config.guidance_embeds:
+    if network.config.get("guidance_embeds"):
         # what the pipeline's own default is, and that of its fine-tuning scripts
         told["guidance"] = torch.full((len(x),), 3.5, device=x.device)
     return told
@@ -253,6 +253,21 @@ TABLE: dict[str, Architecture] = {
         blocks={"transformer_blocks.*": 1, "single_transformer_blocks.*": 1},
         guidance="apart",
         encode=prompts.flux,
+    ),
+    "ChromaTransformer2DModel": Architecture(
+        shape=_flux_shape,
+        patches=lambda config: (2, 2),
+        conditions=("encoder_hidden_states", "attention_mask"),
+        told=_flux_told,
+        ignored=("img_ids", "txt_ids"),
+        packing=Packing(_flux_packed, _flux_unpacked),
+        clock=1 / 1000,
+        blocks=lambda config, shape: {
+            "transformer_blocks.*": 1,
+            "single_transformer_blocks.*": slice(-math.prod(shape[1:]) // 4, None),
+        },
+        guidance="apart",
+        encode=prompts.chroma,
     ),
     "QwenImageTransformer2DModel": Architecture(
         shape=_flux_shape,
