@@ -198,6 +198,46 @@ def pixart(**changes: Any) -> Any:
     return diffusers.PixArtAlphaPipeline(t5_tokenizer(), t5(), vae(), transformer, scheduler)
 
 
+def hunyuan_dit() -> Any:
+    transformer = diffusers.HunyuanDiT2DModel(
+        sample_size=8,
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        in_channels=4,
+        hidden_size=16,
+        cross_attention_dim=8,
+        cross_attention_dim_t5=8,
+        pooled_projection_dim=8,
+    )
+    bert = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=77,
+    )
+    stages = {
+        "block_out_channels": (8, 8, 8, 8),
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+    }
+    return diffusers.HunyuanDiTPipeline(
+        vae(**stages),
+        transformers.BertModel(bert),
+        t5_tokenizer(),
+        transformer,
+        diffusers.DDPMScheduler(**SD_SCHEDULE, prediction_type="v_prediction"),
+        None,
+        None,
+        requires_safety_checker=False,
+        text_encoder_2=t5(),
+        tokenizer_2=t5_tokenizer(),
+    )
+
+
 def sd3() -> Any:
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=8,
@@ -588,6 +628,7 @@ MAKERS = {
     "sdxl": sdxl,
     "dit": dit,
     "pixart": pixart,
+    "hunyuan_dit": hunyuan_dit,
     "sd3": sd3,
     "aura_flow": aura_flow,
     "sana": sana,
@@ -669,6 +710,7 @@ def inputs(name: str) -> dict[str, Any]:
         "chroma": {"height": 16, "width": 16},
         "flux": {"height": 16, "width": 16},
         "sana": {"use_resolution_binning": False, "height": 32, "width": 32},
+        "hunyuan_dit": {"use_resolution_binning": False},
         "pixart": {"use_resolution_binning": False, "height": 16, "width": 16},
     }
     return {"texts": texts, "given": sizes.get(name, {})}

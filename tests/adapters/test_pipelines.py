@@ -45,7 +45,7 @@ def items_of(name: str, model: wherefrom.Model, count: int = 4) -> list[Any]:
     # some have hundreds of tokens of text for 16 of the image
     length = cond["encoder_hidden_states"].shape[1] if "encoder_hidden_states" in cond else 0
     for key in cond:
-        if key.startswith("encoder_"):
+        if key.startswith("encoder_") and name != "hunyuan_dit":  # whose padding is a parameter
             cond[key] = cond[key][:, :16]
     if "attention_mask" in cond:  # of text and image
         mask = cond["attention_mask"]
@@ -56,6 +56,9 @@ def items_of(name: str, model: wherefrom.Model, count: int = 4) -> list[Any]:
 def floats(items: list[Any]) -> list[Any]:
     return [(x.float(), map_cond(cond, lambda value: value.float())) for x, cond in items]
 
+
+# layers whose weights are used without a call of theirs, which a fit says
+SILENT = {"hunyuan_dit": ["time_extra_emb.pooler.*"]}
 
 # --- gradients ------------------------------------------------------------------------------------
 
@@ -108,7 +111,7 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_those_of_the_parameters_own_gradients_under_kfac(name: str) -> None:
     pipe = pipeline(name)
-    model = model_of(name, pipe)
+    model = model_of(name, pipe, exclude=SILENT.get(name))
     items, draws = items_of(name, model, 3), model.draws(2)
     network_of(pipe).double().requires_grad_(True)
     exact = Reference(model.denoiser, draws, normalize="none").fit(items)
@@ -335,6 +338,7 @@ def test_encoders_that_start_in_train_mode_encode_without_dropout() -> None:
 TOKENS = {
     "dit": 4,
     "pixart": 16,
+    "hunyuan_dit": 16,
     "sd3": 16,
     "aura_flow": 16,
     "sana": 16,

@@ -64,6 +64,7 @@ class Architecture:
         packing: where the network takes tokens in place of latents, or frames before channels.
         still: whether its VAE takes an image as a video of one frame.
         clock: what the scheduler's timestep is multiplied by.
+        typed: whether the timestep is of the latents' type, of which the network makes its own.
         variance: whether the output may have a second half of channels, the learned variance.
         blocks: patterns of the blocks, and which element of their output is the image's, or which
             positions; from the config and the latents' shape where it depends on them; None: found.
@@ -89,6 +90,7 @@ class Architecture:
     packing: Packing | None = None
     still: bool = False
     clock: float = 1.0
+    typed: bool = False
     variance: bool = False
     blocks: Elements | Sequence[str] | Callable[[Config, Shape], Elements] | None = None
     layout: Layout | None = None
@@ -137,6 +139,7 @@ class Adapter:
         seen = self.schedule.network_input(x_sigma, sigma)
         timestep = self.schedule.timestep(sigma)
         timestep = timestep if self.row.clock == 1 else timestep * self.row.clock
+        timestep = timestep.to(seen.dtype) if self.row.typed else timestep
         given = self._named(cond)
         added = {name: given.pop(name) for name in self.row.added if name in given}
         given |= {"added_cond_kwargs": added} if added else {}
@@ -225,6 +228,7 @@ class Adapter:
     def fingerprint(self) -> str:
         """All that a call depends on beside the network."""
         functions = [self.row.told, *(self.row.packing or ()), type(self).__call__]
-        plain = (self.name, self.row.conditions, self.row.added, self.row.clock, self.row.variance)
+        row = self.row
+        plain = (self.name, row.conditions, row.added, row.clock, row.variance, row.typed)
         written = [function_fingerprint(function) for function in functions]
         return fingerprint(repr(plain), written, repr(self.schedule))

@@ -158,6 +158,24 @@ def chroma(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     return {"encoder_hidden_states": embeds, "attention_mask": torch.cat([mask, ones], 1)}
 
 
+def hunyuan_dit(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """HunyuanDiT: CLIP and T5, each with its mask; the sizes and the style of its pipeline."""
+    made: dict[str, Tensor] = {}
+    for place, (name, length) in enumerate((("", 77), ("_t5", 256))):  # as in its __call__
+        embeds, _, mask, _ = pipe.encode_prompt(
+            list(texts),
+            dtype=pipe.transformer.dtype,
+            do_classifier_free_guidance=False,
+            max_sequence_length=length,
+            text_encoder_index=place,
+        )
+        made |= {f"encoder_hidden_states{name}": embeds, f"text_embedding_mask{name}": mask}
+    original = inspect.signature(pipe.__call__).parameters["original_size"].default
+    made["image_meta_size"] = _rows([*original, *pixels, 0, 0], len(texts), embeds)
+    made["style"] = mask.new_zeros(len(texts))
+    return made
+
+
 def hunyuan_video(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     embeds, pooled, mask = pipe.encode_prompt(list(texts), **_manner(pipe))
     return {

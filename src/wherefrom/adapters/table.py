@@ -160,6 +160,22 @@ def _hunyuan_shape(config: Mapping[str, Any]) -> tuple[int, ...]:
     return config["in_channels"], 33, 90, 160  # 129 frames of 720 x 1280
 
 
+# --- HunyuanDiT -----------------------------------------------------------------------------------
+
+
+def _dit_told(network: Any, x: Tensor, cond: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The rotary embedding of the grid of tokens, of which the square of 512 pixels is the base."""
+    from diffusers.models.embeddings import get_2d_rotary_pos_embed
+    from diffusers.pipelines.hunyuandit.pipeline_hunyuandit import get_resize_crop_region_for_grid
+
+    patch = network.config.patch_size
+    grid = (x.shape[2] // patch, x.shape[3] // patch)
+    crops = get_resize_crop_region_for_grid(grid, 64 // patch)
+    width = network.inner_dim // network.num_heads
+    rotary = get_2d_rotary_pos_embed(width, crops, grid, device=x.device, output_type="pt")
+    return {"image_rotary_emb": rotary}
+
+
 # --- StableAudio ----------------------------------------------------------------------------------
 
 
@@ -213,6 +229,23 @@ TABLE: dict[str, Architecture] = {
         variance=True,
         blocks=["transformer_blocks.*"],
         encode=prompts.pixart,
+    ),
+    "HunyuanDiT2DModel": Architecture(
+        shape=_square,
+        conditions=(
+            "encoder_hidden_states",
+            "text_embedding_mask",
+            "encoder_hidden_states_t5",
+            "text_embedding_mask_t5",
+            "image_meta_size",
+            "style",
+        ),
+        told=_dit_told,
+        ignored=("image_rotary_emb",),
+        typed=True,
+        variance=True,
+        blocks=["blocks.*"],
+        encode=prompts.hunyuan_dit,
     ),
     "SD3Transformer2DModel": Architecture(
         shape=_square,
