@@ -105,7 +105,7 @@ def test_of_text_and_image_in_one_tensor_the_positions_are_said():
     block = Block("middle", nn.Linear(12, 12), (3, 8, 8), slice(-16, None))
     joined = torch.randn(2, 20, 12)
     assert torch.equal(block.image(joined), joined[:, 4:])
-    with pytest.raises(wherefrom.WherefromError, match="element slice.*returns 2 elements"):
+    with pytest.raises(wherefrom.WherefromError, match=r"element slice.*returns 2 elements"):
         block.image((joined, joined))
 
 
