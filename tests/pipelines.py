@@ -43,14 +43,14 @@ def clip_tokenizer() -> Any:
     return transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=12)
 
 
-def clip_text(width: int = 8, projection: int | None = None) -> Any:
+def clip_text(width: int = 8, projection: int | None = None, positions: int = 12) -> Any:
     config = transformers.CLIPTextConfig(
         vocab_size=64,
         hidden_size=width,
         intermediate_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=12,
+        max_position_embeddings=positions,
         projection_dim=projection or width,
         bos_token_id=0,
         eos_token_id=1,
@@ -202,6 +202,46 @@ def pixart(**changes: Any) -> Any:
     return diffusers.PixArtAlphaPipeline(t5_tokenizer(), t5(), vae(), transformer, scheduler)
 
 
+def hunyuan_dit() -> Any:
+    transformer = diffusers.HunyuanDiT2DModel(
+        sample_size=8,
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        in_channels=4,
+        hidden_size=16,
+        cross_attention_dim=8,
+        cross_attention_dim_t5=8,
+        pooled_projection_dim=8,
+    )
+    bert = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=77,
+    )
+    stages = {
+        "block_out_channels": (8, 8, 8, 8),
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+    }
+    return diffusers.HunyuanDiTPipeline(
+        vae(**stages),
+        transformers.BertModel(bert),
+        t5_tokenizer(),
+        transformer,
+        diffusers.DDPMScheduler(**SD_SCHEDULE, prediction_type="v_prediction"),
+        None,
+        None,
+        requires_safety_checker=False,
+        text_encoder_2=t5(),
+        tokenizer_2=t5_tokenizer(),
+    )
+
+
 def sd3() -> Any:
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=8,
@@ -228,6 +268,77 @@ def sd3() -> Any:
     )
 
 
+def aura_flow() -> Any:
+    transformer = diffusers.AuraFlowTransformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        num_mmdit_layers=1,
+        num_single_dit_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        caption_projection_dim=16,
+        out_channels=4,
+        pos_embed_max_size=16,
+    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.73)
+    return diffusers.AuraFlowPipeline(t5_tokenizer(), t5(), vae(), transformer, scheduler)
+
+
+def gemma(width: int = 8) -> Any:
+    config = transformers.Gemma2Config(
+        vocab_size=64,
+        hidden_size=width,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
+    )
+    return transformers.Gemma2Model(config)
+
+
+def sana(**changes: Any) -> Any:
+    transformer = diffusers.SanaTransformer2DModel(
+        **{
+            "sample_size": 16,
+            "patch_size": 4,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 4,
+            "num_cross_attention_heads": 2,
+            "cross_attention_head_dim": 4,
+            "cross_attention_dim": 8,
+            "caption_channels": 8,
+            **changes,
+        }
+    )
+    autoencoder = diffusers.AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        encoder_qkv_multiscales=((), (5,)),
+        decoder_qkv_multiscales=((), (5,)),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.41407,
+    )
+    scheduler = diffusers.DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    return diffusers.SanaPipeline(t5_tokenizer(), gemma(), autoencoder, transformer, scheduler)
+
+
 def flux(guidance_embeds: bool = False) -> Any:
     transformer = diffusers.FluxTransformer2DModel(
         patch_size=1,
@@ -250,6 +361,67 @@ def flux(guidance_embeds: bool = False) -> Any:
         t5_tokenizer(),
         transformer,
     )
+
+
+def chroma() -> Any:
+    transformer = diffusers.ChromaTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        axes_dims_rope=(4, 4, 8),
+        approximator_num_channels=8,
+        approximator_hidden_dim=16,
+        approximator_layers=1,
+    )
+    return diffusers.ChromaPipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae(shift_factor=0.1, scaling_factor=0.4, use_quant_conv=False, use_post_quant_conv=False),
+        t5(),
+        t5_tokenizer(),
+        transformer,
+    )
+
+
+def qwen_image() -> Any:
+    transformer = diffusers.QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=64,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        axes_dims_rope=(4, 6, 6),
+    )
+    autoencoder = diffusers.AutoencoderKLQwenImage(
+        base_dim=3,
+        z_dim=16,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+    )
+    rope = {"mrope_section": [1, 1, 0], "rope_type": "default", "rope_theta": 1e4}
+    size = {"hidden_size": 8, "intermediate_size": 16, "bos_token_id": 0, "eos_token_id": 1}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={"vocab_size": 64, **size, **heads, "rope_parameters": rope},
+        vision_config={"depth": 1, "hidden_size": 8, "num_heads": 2, "out_hidden_size": 8},
+    )
+    pipe = diffusers.QwenImagePipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        autoencoder,
+        transformers.Qwen2_5_VLForConditionalGeneration(config),
+        t5_tokenizer(),
+        transformer,
+    )
+    # what stands in front of prompts is cut off, and is as long as the tokenizer makes it
+    front = pipe.prompt_template_encode.split("{}")[0]
+    pipe.prompt_template_encode_start_idx = len(pipe.tokenizer(front).input_ids) - 1
+    return pipe
 
 
 def wan() -> Any:
@@ -310,6 +482,111 @@ def ltx() -> Any:
     return diffusers.LTXPipeline(scheduler, autoencoder, t5(), t5_tokenizer(), transformer)
 
 
+def cog_video(**changes: Any) -> Any:
+    transformer = diffusers.CogVideoXTransformer3DModel(
+        **{
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "time_embed_dim": 4,
+            "text_embed_dim": 8,
+            "num_layers": 2,
+            "sample_width": 4,
+            "sample_height": 4,
+            "sample_frames": 9,
+            "patch_size": 2,
+            "temporal_compression_ratio": 4,
+            "use_rotary_positional_embeddings": True,
+            **changes,
+        }
+    )
+    autoencoder = diffusers.AutoencoderKLCogVideoX(
+        down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+        block_out_channels=(8, 8, 8, 8),
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+        temporal_compression_ratio=4,
+    )
+    scheduler = diffusers.CogVideoXDDIMScheduler(
+        **SD_SCHEDULE,
+        prediction_type="v_prediction",
+        rescale_betas_zero_snr=True,
+        snr_shift_scale=3.0,
+        timestep_spacing="trailing",
+        clip_sample=False,
+    )
+    return diffusers.CogVideoXPipeline(t5_tokenizer(), t5(), autoencoder, transformer, scheduler)
+
+
+def mochi() -> Any:
+    transformer = diffusers.MochiTransformer3DModel(
+        patch_size=2,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=2,
+        pooled_projection_dim=16,
+        in_channels=12,
+        text_embed_dim=8,
+        time_embed_dim=4,
+    )
+    autoencoder = diffusers.AutoencoderKLMochi(
+        latent_channels=12,
+        out_channels=3,
+        encoder_block_out_channels=(32, 32, 32, 32),
+        decoder_block_out_channels=(32, 32, 32, 32),
+        layers_per_block=(1, 1, 1, 1, 1),
+    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
+    return diffusers.MochiPipeline(
+        scheduler, autoencoder, t5(), t5_tokenizer(), transformer, force_zeros_for_empty_prompt=True
+    )
+
+
+def hunyuan_video(image_condition_type: str | None = None) -> Any:
+    transformer = diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=10,
+        num_layers=1,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        patch_size=2,
+        patch_size_t=1,
+        guidance_embeds=True,
+        text_embed_dim=8,
+        pooled_projection_dim=8,
+        rope_axes_dim=(2, 4, 4),
+        image_condition_type=image_condition_type,
+    )
+    autoencoder = diffusers.AutoencoderKLHunyuanVideo(
+        latent_channels=4,
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        norm_num_groups=4,
+        mid_block_add_attention=True,
+    )
+    llama = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+    )
+    return diffusers.HunyuanVideoPipeline(
+        transformers.LlamaModel(llama),
+        t5_tokenizer(),
+        transformer,
+        autoencoder,
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        clip_text(positions=77),
+        clip_tokenizer(),
+    )
+
+
 def stable_audio() -> Any:
     from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 
@@ -355,14 +632,35 @@ MAKERS = {
     "sdxl": sdxl,
     "dit": dit,
     "pixart": pixart,
+    "hunyuan_dit": hunyuan_dit,
     "sd3": sd3,
+    "aura_flow": aura_flow,
+    "sana": sana,
     "flux": flux,
+    "chroma": chroma,
+    "qwen_image": qwen_image,
     "wan": wan,
     "ltx": ltx,
+    "cog_video": cog_video,
+    "mochi": mochi,
+    "hunyuan_video": hunyuan_video,
     "stable_audio": stable_audio,
 }
 # of the tiny ones; None: the network says it
-SIZES: dict[str, Any] = {"flux": 16, "wan": (5, 16, 16), "ltx": (9, 64, 64)}
+SIZES: dict[str, Any] = {
+    "aura_flow": 16,
+    "flux": 16,
+    "chroma": 16,
+    "qwen_image": 64,
+    "wan": (5, 16, 16),
+    "ltx": (9, 64, 64),
+    "mochi": (7, 32, 32),
+    "hunyuan_video": (5, 32, 32),
+}
+
+
+# those whose guidance is told to the network, and that by a negative prompt another
+APART = ("flux", "qwen_image", "hunyuan_video")
 
 
 def stirred(network: torch.nn.Module, scale: float = 0.1) -> None:
@@ -407,9 +705,16 @@ def inputs(name: str) -> dict[str, Any]:
     texts: list[Any] = [1, 2] if name == "dit" else ["a cat", "the red moon"]
     sizes = {
         "sd": {"height": 16, "width": 16},
+        "aura_flow": {"height": 16, "width": 16},
         "wan": {"height": 16, "width": 16, "num_frames": 5},
         "ltx": {"height": 64, "width": 64, "num_frames": 9},
+        "mochi": {"height": 32, "width": 32, "num_frames": 7},
+        "hunyuan_video": {"height": 32, "width": 32, "num_frames": 5},
+        "qwen_image": {"height": 64, "width": 64},
+        "chroma": {"height": 16, "width": 16},
         "flux": {"height": 16, "width": 16},
+        "sana": {"use_resolution_binning": False, "height": 32, "width": 32},
+        "hunyuan_dit": {"use_resolution_binning": False},
         "pixart": {"use_resolution_binning": False, "height": 16, "width": 16},
     }
     return {"texts": texts, "given": sizes.get(name, {})}
@@ -429,8 +734,8 @@ def generated(
     given = {**asked["given"], "num_inference_steps": steps, **more}
     if asked["texts"] is not None:
         if guidance is not None:
-            given["true_cfg_scale" if name == "flux" else "guidance_scale"] = guidance
-            if name == "flux":
+            given["true_cfg_scale" if name in APART else "guidance_scale"] = guidance
+            if name in APART:
                 given["negative_prompt"] = [""] * len(texts or asked["texts"])
         if name != "dit":
             given["output_type"] = output_type

@@ -96,12 +96,10 @@ def taken_apart(name: str, module: Any, x: Tensor, grad: Tensor) -> LayerFactors
             found = []
             for group in range(groups):
                 channels = padded[:, group * inputs : (group + 1) * inputs]
-                a = (
-                    conv(channels, taps, stride=module.stride, dilation=module.dilation)
-                    .flatten(2)[0]
-                    .T
-                )
-                b = grad.chunk(groups, 1)[group].flatten(2)[0].T
+                patches = conv(channels, taps, stride=module.stride, dilation=module.dilation)
+                # frames that are rows of their own are more positions
+                sides = (patches, grad.chunk(groups, 1)[group])
+                a, b = (side.movedim(1, -1).flatten(0, -2) for side in sides)
                 label = f"{name}[{group}]" if groups > 1 else name
                 found.append((label, _with_one(a) if module.bias is not None else a, b))
             return found

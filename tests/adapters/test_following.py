@@ -84,7 +84,7 @@ def test_every_other_scheduler_of_the_same_process_is_followed(kind: str) -> Non
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("name", ["sdxl", "pixart", "sd3", "flux", "wan", "ltx", "stable_audio"])
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("ddpm", "sd", "dit")])
 def test_every_pipeline_is_followed_with_and_without_guidance(
     name: str, count: int, guidance: float
 ) -> None:
@@ -293,6 +293,13 @@ def test_nothing_is_said_of_a_generation_that_goes_its_way(
     traced(name, 2, 3.0, steps=3)
     said = [str(one.message) for one in recwarn]
     assert not [text for text in said if "changes the latents" in text or "last step" in text]
+
+
+def test_a_mask_that_a_pipeline_leaves_out_where_it_is_ones_is_no_other_condition(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    traced("qwen_image", 1, 3.0)
+    assert not [str(one.message) for one in recwarn if "condition" in str(one.message)]
 
 
 def test_a_search_inside_a_trace_is_no_part_of_it() -> None:

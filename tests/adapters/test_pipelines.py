@@ -42,14 +42,23 @@ def items_of(name: str, model: wherefrom.Model, count: int = 4) -> list[Any]:
         model.encoder.conditions(texts),
         lambda value: value.double() if value.is_floating_point() else value,
     )
-    if name == "flux":  # 512 tokens of text for 16 of the image
-        cond["encoder_hidden_states"] = cond["encoder_hidden_states"][:, :24]
+    # some have hundreds of tokens of text for 16 of the image
+    length = cond["encoder_hidden_states"].shape[1] if "encoder_hidden_states" in cond else 0
+    for key in cond:
+        if key.startswith("encoder_") and name != "hunyuan_dit":  # whose padding is a parameter
+            cond[key] = cond[key][:, :16]
+    if "attention_mask" in cond:  # of text and image
+        mask = cond["attention_mask"]
+        cond["attention_mask"] = torch.cat([mask[:, :16], mask[:, length:]], 1)
     return [(x[i], map_cond(cond, lambda value, i=i: value[i])) for i in range(count)]
 
 
 def floats(items: list[Any]) -> list[Any]:
     return [(x.float(), map_cond(cond, lambda value: value.float())) for x, cond in items]
 
+
+# layers whose weights are used without a call of theirs, which a fit says
+SILENT = {"hunyuan_dit": ["time_extra_emb.pooler.*"]}
 
 # --- gradients ------------------------------------------------------------------------------------
 
@@ -60,6 +69,12 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
     """
     denoiser, draws = exact.denoiser, exact.draws
     modules = [denoiser.network.get_submodule(layer) for layer in denoiser.layers]
+    groups = [getattr(module, "groups", 1) for module in modules]
+    parts = [  # each group of a convolution has a curvature of its own
+        layer if several == 1 else f"{layer}[{group}]"
+        for layer, several in zip(denoiser.layers, groups, strict=True)
+        for group in range(several)
+    ]
 
     def gradients(item: Any, m: int) -> list[Tensor]:
         x, cond = item if isinstance(item, tuple) else (item, None)
@@ -70,13 +85,13 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
         weights = [one for module in modules for one in module.parameters(recurse=False)]
         found = iter(torch.autograd.grad(output.sum(), weights, allow_unused=True))
         made = []
-        for module in modules:
-            parts = []
+        for module, several in zip(modules, groups, strict=True):
+            both = []
             for weight in module.parameters(recurse=False):
                 grad = next(found)
                 grad = torch.zeros_like(weight) if grad is None else grad
-                parts.append(grad.flatten(1) if weight.ndim > 1 else grad[:, None])
-            made.append(torch.cat(parts, 1))
+                both.append(grad.flatten(1) if weight.ndim > 1 else grad[:, None])
+            made += torch.cat(both, 1).chunk(several)
         return made
 
     tau = torch.zeros(len(queries), len(dataset), dtype=torch.float64)
@@ -84,8 +99,8 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
         theirs = [gradients(item, m) for item in dataset]
         for q, item in enumerate(queries):
             whitened = [
-                exact.inverses[layer][1] @ grad @ exact.inverses[layer][0]
-                for layer, grad in zip(denoiser.layers, gradients(item, m), strict=True)
+                exact.inverses[part][1] @ grad @ exact.inverses[part][0]
+                for part, grad in zip(parts, gradients(item, m), strict=True)
             ]
             for i, grads in enumerate(theirs):
                 kernel = sum(float((a * b).sum()) for a, b in zip(whitened, grads, strict=True))
@@ -96,7 +111,7 @@ def by_autograd(exact: Reference, queries: list[Any], dataset: list[Any]) -> Ten
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_those_of_the_parameters_own_gradients_under_kfac(name: str) -> None:
     pipe = pipeline(name)
-    model = model_of(name, pipe)
+    model = model_of(name, pipe, exclude=SILENT.get(name))
     items, draws = items_of(name, model, 3), model.draws(2)
     network_of(pipe).double().requires_grad_(True)
     exact = Reference(model.denoiser, draws, normalize="none").fit(items)
@@ -129,8 +144,34 @@ def test_conditions_with_a_gradient_score_as_those_without(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_is_called_as_its_own_pipeline_calls_it(name: str) -> None:
-    pipe = shared(name)
-    model = model_of(name)
+    check_calls(name, shared(name))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_rotary_positional_embeddings": False},
+        {"patch_size_t": 2, "patch_bias": False},
+        {"sample_width": 8, "sample_height": 6},
+    ],
+)
+def test_every_cog_video_is_called_as_its_own_pipeline_calls_it(changes: dict[str, Any]) -> None:
+    check_calls("cog_video", changed("cog_video", **changes))
+
+
+def changed(name: str, **changes: Any) -> Any:
+    """A pipeline whose network has another configuration."""
+    from pipelines import seeded, stirred
+
+    with seeded():
+        pipe = MAKERS[name](**changes)
+    stirred(network_of(pipe))
+    network_of(pipe).eval()
+    return pipe
+
+
+def check_calls(name: str, pipe: Any) -> None:
+    model = model_of(name, pipe)
     network, adapter, calls = network_of(pipe), model.denoiser.call, []
     assert isinstance(adapter, Adapter)
     handle = network.register_forward_hook(
@@ -175,7 +216,9 @@ def test_prompts_are_encoded_as_the_pipeline_encodes_them(name: str) -> None:
     assert isinstance(mine, dict)
     assert sorted(cond) == sorted(mine)
     for key, value in mine.items():
-        assert torch.allclose(cond[key].double(), value.double(), atol=1e-6), key
+        theirs = torch.zeros_like(value)  # some pad to the longest prompt of a batch
+        theirs[tuple(map(slice, cond[key].shape))] = cond[key]
+        assert torch.allclose(theirs.double(), value.double(), atol=1e-6), key
 
 
 def test_a_guided_network_of_flux_is_told_its_guidance() -> None:
@@ -206,7 +249,21 @@ def test_latents_are_the_mode_shifted_and_scaled(name: str, mean: float, scale: 
     assert torch.allclose(made, (mode - mean) * scale, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sd", "sdxl", "sd3", "flux", "wan"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sd",
+        "sdxl",
+        "sd3",
+        "flux",
+        "wan",
+        "cog_video",
+        "mochi",
+        "hunyuan_video",
+        "sana",
+        "aura_flow",
+    ],
+)
 def test_a_pipeline_decodes_its_own_latents_to_what_ours_stand_for(name: str) -> None:
     """What a pipeline makes as latents and as images is one and the same, by our own encoder."""
     pipe, model = shared(name), model_of(name)
@@ -217,8 +274,36 @@ def test_a_pipeline_decodes_its_own_latents_to_what_ours_stand_for(name: str) ->
     with torch.no_grad():
         image = pipe.vae.decode(unscaled).sample
     seen = generated(name, pipe, steps=2, output_type="pt")
-    seen = seen.movedim(1, 2) if name == "wan" else seen
+    seen = seen.movedim(1, 2) if len(model.shape) == 4 else seen
     assert torch.allclose((image / 2 + 0.5).clamp(0, 1), seen, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["aura_flow", "sana", "qwen_image", "wan", "cog_video", "mochi", "hunyuan_video"]
+)
+def test_images_and_videos_of_every_vae_are_the_mode_shifted_and_scaled(name: str) -> None:
+    pipe, model = shared(name), model_of(name)
+    x = noise(2, 3, *model.pixels).clamp(-1, 1)
+    data = model.dataset(x, "a cat")
+    with torch.no_grad():
+        made = pipe.vae.encode(x[:, :, None] if name == "qwen_image" else x)
+    mode = made.latent if name == "sana" else made.latent_dist.mode()
+    mean, scale = (value.reshape(-1, *[1] * (mode.ndim - 2)) for value in _scaling(pipe))
+    wanted = ((mode - mean) * scale).reshape(2, *model.shape)
+    assert torch.allclose(torch.stack([data[i][0] for i in range(2)]), wanted, atol=1e-5)
+
+
+def test_latents_with_frames_first_or_channels_first_are_the_same_unless_they_could_be_both() -> (
+    None
+):
+    model = model_of("cog_video")
+    x = noise(2, *model.shape)
+    plain, swapped = (model.queries(one, "a cat") for one in (x, x.transpose(1, 2)))
+    assert torch.equal(plain[1][0], swapped[1][0])
+    model = wherefrom.from_pipeline(shared("cog_video"), size=(13, 32, 32))
+    assert model.shape[:2] == (4, 4)
+    with pytest.raises(wherefrom.WherefromError, match="frames first"):
+        model.queries(noise(2, *model.shape), "a cat")
 
 
 def _scaling(pipe: Any) -> tuple[Tensor, Tensor]:
@@ -250,7 +335,23 @@ def test_encoders_that_start_in_train_mode_encode_without_dropout() -> None:
 
 # --- what TIDE reads ------------------------------------------------------------------------------
 
-TOKENS = {"dit": 4, "pixart": 16, "sd3": 16, "flux": 16, "wan": 2, "ltx": 8, "stable_audio": 9}
+TOKENS = {
+    "dit": 4,
+    "pixart": 16,
+    "hunyuan_dit": 16,
+    "sd3": 16,
+    "aura_flow": 16,
+    "sana": 16,
+    "flux": 16,
+    "chroma": 16,
+    "qwen_image": 16,
+    "wan": 2,
+    "ltx": 8,
+    "cog_video": 12,
+    "mochi": 8,
+    "hunyuan_video": 8,
+    "stable_audio": 9,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -324,6 +425,41 @@ def test_the_null_condition_is_the_pipelines_own() -> None:
     assert isinstance(xl, dict)
     assert not xl["encoder_hidden_states"].any()
     assert xl["time_ids"].tolist() == [[16, 16, 0, 0, 16, 16]]
+
+
+def test_the_null_condition_of_sana_has_no_instruction_in_front() -> None:
+    pipe, model = shared("sana"), model_of("sana")
+    null, empty = model.null(), model.encoder.conditions([""])
+    assert isinstance(null, dict)
+    assert isinstance(empty, dict)
+    _, _, embeds, mask = pipe.encode_prompt("a cat", True)
+    assert torch.allclose(null["encoder_hidden_states"], embeds, atol=1e-6)
+    assert torch.equal(null["encoder_attention_mask"], mask)
+    assert not torch.allclose(empty["encoder_hidden_states"], embeds, atol=1e-3)
+
+
+def test_an_empty_caption_of_mochi_is_its_null_condition_and_leaves_others_alone() -> None:
+    pipe, model = shared("mochi"), model_of("mochi")
+    made, null = model.encoder.conditions(["a cat", ""]), model.null()
+    alone = model.encoder.conditions(["a cat"])
+    *_, embeds, mask = pipe.encode_prompt("a cat")
+    assert isinstance(made, dict)
+    assert isinstance(alone, dict)
+    assert isinstance(null, dict)
+    for key, value in {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}.items():
+        assert torch.equal(made[key][:1], alone[key])
+        assert torch.equal(made[key][1:], null[key])
+        assert torch.equal(null[key], value)
+
+
+def test_a_video_network_that_sees_an_image_as_well_is_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="sees an image"):
+        wherefrom.from_pipeline(changed("hunyuan_video", image_condition_type="token_replace"))
+
+
+def test_a_network_of_sana_sprint_is_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="jumps along a trajectory"):
+        wherefrom.from_pipeline(changed("sana", timestep_scale=0.001))
 
 
 def test_a_size_of_ones_own_changes_the_latents() -> None:

@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,24 @@ def test_where_shapes_do_not_tell_the_element_must_be_said():
 def test_an_element_that_is_not_there_is_refused(blocks, words):
     with pytest.raises(wherefrom.WherefromError, match=words):
         streams(Pictures(ORDERS["text first"]), blocks=blocks)
+
+
+def test_of_text_and_image_in_one_tensor_the_positions_are_said():
+    block = Block("middle", nn.Linear(12, 12), (3, 8, 8), slice(-16, None))
+    joined = torch.randn(2, 20, 12)
+    assert torch.equal(block.image(joined), joined[:, 4:])
+    with pytest.raises(wherefrom.WherefromError, match=r"element slice.*returns 2 elements"):
+        block.image((joined, joined))
+
+
+def test_other_positions_are_other_streams():
+    network = Pictures(ORDERS["text first"])
+    said = [
+        wherefrom.Denoiser(network, wherefrom.EDM(), blocks={"blocks.*": slice(first, None)})
+        for first in (-16, -8)
+    ]
+    assert said[0].tapped != said[1].tapped
+    assert json.loads(json.dumps(said[0].tapped)) == said[0].tapped
 
 
 @pytest.mark.parametrize(

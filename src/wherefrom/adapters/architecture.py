@@ -22,6 +22,9 @@ from ..diffusion.denoiser import Layout
 from ..errors import WherefromError
 from .scheduler import Schedule
 
+Config = Mapping[str, Any]
+Shape = tuple[int, ...]
+Elements = Mapping[str, int | slice]
 Told = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], dict[str, Any]]
 Encode = Callable[[Any, Sequence[Any], tuple[int, ...]], dict[str, Tensor]]
 
@@ -36,8 +39,9 @@ def _patches(config: Mapping[str, Any]) -> Sequence[int]:
 
 
 class Packing(NamedTuple):
-    """Latents as tokens and back: `packed(network, x)` and `unpacked(network, tokens, shape)` with
-    the shape of one item's latents.
+    """Latents as tokens, or with frames first, and back: `packed(network, x)` and
+    `unpacked(network, tokens, shape)` with the shape of one item's latents; what is of another
+    shape is given back as it is, and whoever asked refuses it.
     """
 
     packed: Callable[[nn.Module, Tensor], Tensor]
@@ -53,19 +57,24 @@ class Architecture:
         patches: how many latents in each direction the network takes at a time.
         conditions: the arguments of `forward` that are the condition.
         added: those of them that go inside `added_cond_kwargs`.
+        dropped: masks of `encoder_hidden_states` that a pipeline does not give where they are ones.
         told: what else `forward` is told, from the network, the latents and the condition.
         ignored: arguments that `told` makes again; they must be what it makes.
         free: those of them that a generation may have otherwise than the items.
-        packing: where the network takes tokens in place of latents.
+        packing: where the network takes tokens in place of latents, or frames before channels.
+        still: whether its VAE takes an image as a video of one frame.
         clock: what the scheduler's timestep is multiplied by.
+        typed: whether the timestep is of the latents' type, of which the network makes its own.
         variance: whether the output may have a second half of channels, the learned variance.
-        blocks: patterns of the blocks, and which element of their output is the image's; None:
-            found.
+        blocks: patterns of the blocks, and which element of their output is the image's, or which
+            positions; from the config and the latents' shape where it depends on them; None: found.
         layout: where blocks have their features; None: found.
         guidance: where a pipeline puts the null condition: the first or the last half of a doubled
             batch, or a call of its own.
         encode: prompts or classes as conditions, from the pipeline, the texts and the size in
             pixels.
+        encode_null: the same of what stands for no condition, where a pipeline encodes that
+            otherwise than an empty prompt.
         null: the text or class that stands for no condition, from the pipeline; None: none does.
         zeroed: the conditions that are all zeros where there is no condition.
     """
@@ -74,16 +83,20 @@ class Architecture:
     patches: Callable[[Mapping[str, Any]], Sequence[int]] = _patches
     conditions: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     told: Told = _nothing
     ignored: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
     packing: Packing | None = None
+    still: bool = False
     clock: float = 1.0
+    typed: bool = False
     variance: bool = False
-    blocks: Mapping[str, int] | Sequence[str] | None = None
+    blocks: Elements | Sequence[str] | Callable[[Config, Shape], Elements] | None = None
     layout: Layout | None = None
     guidance: Literal["null first", "null last", "apart"] = "null first"
     encode: Encode | None = None
+    encode_null: Encode | None = None
     null: Callable[[Any], str | int | None] = field(default=lambda pipe: "")
     zeroed: tuple[str, ...] = ()
 
@@ -126,6 +139,7 @@ class Adapter:
         seen = self.schedule.network_input(x_sigma, sigma)
         timestep = self.schedule.timestep(sigma)
         timestep = timestep if self.row.clock == 1 else timestep * self.row.clock
+        timestep = timestep.to(seen.dtype) if self.row.typed else timestep
         given = self._named(cond)
         added = {name: given.pop(name) for name in self.row.added if name in given}
         given |= {"added_cond_kwargs": added} if added else {}
@@ -171,6 +185,11 @@ class Adapter:
         added = {k: v for k, v in given.pop("added_cond_kwargs", {}).items() if v is not None}
         cond = {name: given.pop(name) for name in self.row.conditions if name in given}
         cond |= {name: added.pop(name) for name in self.row.added if name in added}
+        for name in self.row.dropped:
+            if name not in cond:
+                cond[name] = cond["encoder_hidden_states"].new_ones(
+                    cond["encoder_hidden_states"].shape[:2], dtype=torch.long
+                )
         passed = {"return_dict", *self.row.ignored}
         strange = [
             name
@@ -209,6 +228,7 @@ class Adapter:
     def fingerprint(self) -> str:
         """All that a call depends on beside the network."""
         functions = [self.row.told, *(self.row.packing or ()), type(self).__call__]
-        plain = (self.name, self.row.conditions, self.row.added, self.row.clock, self.row.variance)
+        row = self.row
+        plain = (self.name, row.conditions, row.added, row.clock, row.variance, row.typed)
         written = [function_fingerprint(function) for function in functions]
         return fingerprint(repr(plain), written, repr(self.schedule))

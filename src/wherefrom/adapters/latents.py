@@ -18,7 +18,7 @@ from ..artefacts.identity import fingerprint
 from ..data.items import Cond
 from ..errors import WherefromError
 from . import prompts
-from .architecture import Architecture
+from .architecture import Architecture, Encode
 
 
 class PipelineEncoder:
@@ -87,7 +87,9 @@ class PipelineEncoder:
         mean, scale = scaling(self.vae)
         with _evaluating([self.vae]), _upcast(self.vae) as dtype:
             device = next(self.vae.parameters()).device
-            z = _mode(self.vae.encode(x.to(device, dtype))).float().cpu()  # type: ignore[operator]
+            seen = (x[:, :, None] if self._row.still else x).to(device, dtype)
+            z = _mode(self.vae.encode(seen)).float().cpu()  # type: ignore[operator]
+        z = z[:, :, 0] if self._row.still else z
         if tuple(z.shape[1:]) != self._shape:
             raise WherefromError(
                 f"{type(self.vae).__name__} makes latents of {tuple(z.shape[1:])} of "
@@ -100,12 +102,15 @@ class PipelineEncoder:
     @torch.no_grad()
     def conditions(self, texts: Sequence[Any]) -> Cond:
         """The conditions of prompts, or of classes, one row each, on the CPU."""
+        return self._encoded(texts, self._row.encode)
+
+    def _encoded(self, texts: Sequence[Any], encode: Encode | None) -> Cond:
         if not self.names:
             raise WherefromError(
                 f"{type(self._pipe).__name__} generates without a condition: leave captions and "
                 "prompts out"
             )
-        words, encode = [isinstance(text, str) for text in texts], self._row.encode
+        words = [isinstance(text, str) for text in texts]
         if encode is None or not self._encodes(any(words)):
             raise WherefromError(
                 "there is no text encoder here for prompts: make the model with from_pipeline of a "
@@ -144,10 +149,11 @@ class PipelineEncoder:
         """The condition that stands for none, one row; None where the network has none."""
         if self.nothing is None:
             return None
-        made = self.conditions([self.nothing])
+        made = self._encoded([self.nothing], self._row.encode_null or self._row.encode)
         assert isinstance(made, dict)
         zeroed = self._row.zeroed
-        if getattr(self._pipe, "config", {}).get("force_zeros_for_empty_prompt"):  # SDXL
+        forced = getattr(self._pipe, "config", {}).get("force_zeros_for_empty_prompt")
+        if forced and "text_embeds" in made:  # SDXL
             zeroed = ("encoder_hidden_states", "text_embeds")
         zeros = {name: torch.zeros_like(made[name]) for name in zeroed}
         return {**made, **zeros}

@@ -6,6 +6,7 @@ prompts to what the network was trained on.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ class Model:
         if self.encoder.vae is None:
             return 1 if self.shape[0] == 1 else 3
         config: Any = self.encoder.vae.config
-        channels = config.get("in_channels", 3)
+        channels = config.get("in_channels", config.get("input_channels", 3))
         if channels not in (1, 3):
             raise WherefromError(
                 f"{type(self.encoder.vae).__name__} takes images of {channels} channels: encode "
@@ -125,8 +126,7 @@ class Model:
         """Images that are latents already, [N, C, h, w]; None where they are images."""
         if not isinstance(images, Tensor) or not images.is_floating_point():
             return None
-        if self._row.packing is not None and images.ndim == 3:
-            images = self._row.packing.unpacked(self.denoiser.network, images, self.shape)
+        images = self._unpacked(images)
         if tuple(images.shape[1:]) != self.shape:
             return None
         images = images.detach().float().cpu()
@@ -140,6 +140,22 @@ class Model:
                 f"taken for them: give images of another size than {self.shape[1:]}, or as uint8"
             )
         return images
+
+    def _unpacked(self, images: Tensor) -> Tensor:
+        """Latents as the pipeline has them, [N, tokens, width] or [N, F, C, h, w], as items'."""
+        packing, network = self._row.packing, self.denoiser.network
+        if packing is None:
+            return images
+        packed = packing.packed(network, torch.empty(1, *self.shape, device="meta")).shape[1:]
+        if images.shape[1:] != packed:
+            return images
+        if tuple(packed) == self.shape:
+            raise WherefromError(
+                f"latents of {self.shape} may have their frames first, as {self._name} takes them, "
+                "or their channels: give the videos, or items (latents, condition) with channels "
+                "first"
+            )
+        return packing.unpacked(network, images, self.shape)
 
     def _recorded(self, items: Any) -> Tensor:
         """Videos or sounds, [N, C, ...] in [-1, 1]."""
@@ -232,6 +248,11 @@ def from_pipeline(
             f"{type(pipe).__name__} has {'several networks' if found else 'no network'} that "
             "denoise: attribute one of them with from_model(network, scheduler)"
         )
+    if "image" in inspect.signature(getattr(pipe, "encode_prompt", _part)).parameters:
+        raise WherefromError(
+            f"{type(pipe).__name__} encodes its prompts together with an image: a network that "
+            "sees something beside what it generates cannot be attributed by from_pipeline"
+        )
     for name, part in pipe.components.items():
         encodes = isinstance(part, nn.Module) and hasattr(part, "encode")
         if name != "vae" and encodes and hasattr(part, "decode"):
@@ -311,7 +332,7 @@ def _made(
             "a time: give multiples of that"
         )
     schedule = read_scheduler(scheduler)
-    blocks: Any = row.blocks
+    blocks: Any = row.blocks(config, shape) if callable(row.blocks) else row.blocks
     denoiser = Denoiser(
         network,
         schedule.process,

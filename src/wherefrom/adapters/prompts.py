@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import WherefromError
 
@@ -26,14 +26,15 @@ _TOLD: dict[str, tuple[str | None, ...]] = {
 
 
 def _manner(pipe: Any) -> dict[str, Any]:
-    """How many tokens the pipeline itself takes of a prompt, and whether it cleans it first: what
-    it generates with by default, which may differ from what its encoding does alone.
+    """How many tokens the pipeline itself takes of a prompt, whether it cleans it first, and what
+    it puts in front: what it generates with by default, which may differ from what its encoding
+    does alone.
     """
     called, encodes = (
         inspect.signature(one).parameters for one in (pipe.__call__, pipe.encode_prompt)
     )
-    names = [name for name in ("max_sequence_length", "clean_caption") if name in encodes]
-    return {name: called[name].default for name in names if name in called}
+    names = ("max_sequence_length", "clean_caption", "complex_human_instruction")
+    return {name: called[name].default for name in names if name in encodes and name in called}
 
 
 def _rows(numbers: Sequence[float], count: int, like: Tensor) -> Tensor:
@@ -127,14 +128,82 @@ def flux(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
     return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
 
 
-def wan(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
-    embeds, _ = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_manner(pipe))
-    return {"encoder_hidden_states": embeds}
+def plain(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """AuraFlow, CogVideoX, Wan: a text's embedding is all that the network takes of it."""
+    made = pipe.encode_prompt(list(texts), do_classifier_free_guidance=False, **_manner(pipe))
+    return {"encoder_hidden_states": made[0]}
 
 
-def ltx(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+def masked(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """LTX, Mochi, Sana: the text's embedding and its mask."""
     embeds, mask, _, _ = pipe.encode_prompt(
         list(texts), do_classifier_free_guidance=False, **_manner(pipe)
+    )
+    return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+
+
+def mochi(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Mochi, one text at a time: its pipeline may take a batch that ends with "" for empty."""
+    each = [masked(pipe, [text], pixels) for text in texts]
+    return {name: torch.cat([one[name] for one in each]) for name in each[0]}
+
+
+def chroma(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Chroma: T5 and the mask of text and image together, of which the image's part is ones."""
+    embeds, _, mask, *_ = pipe.encode_prompt(
+        list(texts), do_classifier_free_guidance=False, **_manner(pipe)
+    )
+    height, width = (size // (2 * pipe.vae_scale_factor) for size in pixels)
+    ones = mask.new_ones(len(mask), height * width)
+    return {"encoder_hidden_states": embeds, "attention_mask": torch.cat([mask, ones], 1)}
+
+
+def hunyuan_dit(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """HunyuanDiT: CLIP and T5, each with its mask; the sizes and the style of its pipeline."""
+    made: dict[str, Tensor] = {}
+    for place, (name, length) in enumerate((("", 77), ("_t5", 256))):  # as in its __call__
+        embeds, _, mask, _ = pipe.encode_prompt(
+            list(texts),
+            dtype=pipe.transformer.dtype,
+            do_classifier_free_guidance=False,
+            max_sequence_length=length,
+            text_encoder_index=place,
+        )
+        made |= {f"encoder_hidden_states{name}": embeds, f"text_embedding_mask{name}": mask}
+    original = inspect.signature(pipe.__call__).parameters["original_size"].default
+    made["image_meta_size"] = _rows([*original, *pixels, 0, 0], len(texts), embeds)
+    made["style"] = mask.new_zeros(len(texts))
+    return made
+
+
+def hunyuan_video(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    embeds, pooled, mask = pipe.encode_prompt(list(texts), **_manner(pipe))
+    return {
+        "encoder_hidden_states": embeds,
+        "encoder_attention_mask": mask,
+        "pooled_projections": pooled,
+    }
+
+
+def qwen_image(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Qwen-Image, whose pipeline fills a batch up to its longest text: here up to the length that
+    all batches have, with zeros that the mask leaves out.
+    """
+    manner = _manner(pipe)
+    embeds, mask = pipe.encode_prompt(list(texts), **manner)
+    mask = embeds.new_ones(embeds.shape[:2], dtype=torch.long) if mask is None else mask
+    missing = manner["max_sequence_length"] - embeds.shape[1]
+    return {
+        "encoder_hidden_states": nn.functional.pad(embeds, (0, 0, 0, missing)),
+        "encoder_hidden_states_mask": nn.functional.pad(mask, (0, missing)),
+    }
+
+
+def sana_null(pipe: Any, texts: Sequence[str], pixels: Size) -> dict[str, Tensor]:
+    """Sana's negative prompt: without the instruction that stands in front of prompts."""
+    manner = {**_manner(pipe), "complex_human_instruction": None}
+    embeds, mask, _, _ = pipe.encode_prompt(
+        list(texts), do_classifier_free_guidance=False, **manner
     )
     return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
 

@@ -20,9 +20,18 @@ def _reductions(pipe: Any, dimensions: int) -> tuple[int, int]:
     if dimensions == 1:
         return 1, int(pipe.vae.hop_length)
     space = _known(
-        pipe, "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor"
+        pipe,
+        "vae_scale_factor_spatial",
+        "vae_spatial_compression_ratio",
+        "vae_scale_factor",
+        "spatial_compression_ratio",
     )
-    time = _known(pipe, "vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+    time = _known(
+        pipe,
+        "vae_scale_factor_temporal",
+        "vae_temporal_compression_ratio",
+        "temporal_compression_ratio",
+    )
     # pipelines that do not say it have a VAE that halves the image between its stages
     return time or 1, space or 2 ** (len(pipe.vae.config.block_out_channels) - 1)
 

@@ -75,7 +75,8 @@ class Denoiser:
             default the network is called as `network(x_sigma, sigma)`, with the condition as third
             argument where there is one.
         blocks: names of the modules whose outputs TIDE sums; None: found by itself. A dict says
-            which element of a block's output is the image's: `{"blocks.*": 1}`.
+            which element of a block's output is the image's: `{"blocks.*": 1}`; where text and
+            image are one tensor [B, T, width], which positions: `{"blocks.*": slice(-256, None)}`.
         layers: names of the layers TID tracks. "lora": those of the active LoRA adapters of peft,
             `lora_A` and `lora_B`, and of their `modules_to_save`; an adapter that is fused or
             disabled, or no plain LoRA, is refused by name. "trainable": those whose parameters
@@ -90,7 +91,7 @@ class Denoiser:
         network: nn.Module,
         process: Process,
         call: Call | None = None,
-        blocks: Sequence[str] | Mapping[str, int | str] | None = None,
+        blocks: Sequence[str] | Mapping[str, int | str | slice] | None = None,
         layers: Sequence[str] | Literal["lora", "trainable"] | None = None,
         exclude: Sequence[str] | None = None,
         *,
@@ -135,7 +136,7 @@ class Denoiser:
         return blocks
 
     @cached_property
-    def elements(self) -> dict[str, int | str]:
+    def elements(self) -> dict[str, int | str | slice]:
         """Which element of its output is the image's, of the blocks of which that was said."""
         patterns = self._blocks or {}
         return {name: self._elements[patterns[name]] for name in self.blocks if self._elements}
@@ -144,6 +145,7 @@ class Denoiser:
     def tapped(self) -> dict[str, Any]:
         """What the streams of its blocks depend on, beside the network."""
         said = {name: self.elements.get(name) for name in self.blocks}
+        said = {name: repr(one) if isinstance(one, slice) else one for name, one in said.items()}
         return {"blocks": said, "layout": self.layout}
 
     @cached_property

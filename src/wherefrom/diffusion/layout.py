@@ -23,7 +23,8 @@ class Block:
     Args:
         name, module: the block.
         shape: of an image, [C, H, W].
-        element: which element of the output is the image's, where that was said.
+        element: which element of the output is the image's, where that was said; of an output
+            that is one tensor [B, T, width], a slice of its positions.
         layout: where the output has its features, where that was said.
     """
 
@@ -32,7 +33,7 @@ class Block:
         name: str,
         module: nn.Module,
         shape: tuple[int, ...],
-        element: int | str | None = None,
+        element: int | str | slice | None = None,
         layout: str | None = None,
     ) -> None:
         self.name, self.module = name, module
@@ -83,11 +84,12 @@ class Block:
         return chosen
 
     def _said(self, output: Any) -> Tensor:
+        positions = isinstance(self._element, slice) and isinstance(output, Tensor)
         try:
-            chosen = output[self._element]
+            chosen = output[:, self._element] if positions else output[self._element]
         except (KeyError, IndexError, TypeError):
             chosen = None
-        if not isinstance(chosen, Tensor) or isinstance(output, Tensor):
+        if not isinstance(chosen, Tensor) or isinstance(output, Tensor) != positions:
             raise WherefromError(
                 f"blocks says that element {self._element!r} of the output of {self.name} is the "
                 f"image's, but it returns {_described(output)}"
