@@ -33,3 +33,10 @@ def test_differences_between_settings_are_words():
     assert (
         differing({"a": 1}, {"a": 2, "c": "x"}) == "a was 1 and is now 2, c was None and is now 'x'"
     )
+
+
+def test_digests_are_not_shown_to_people():
+    one, other = fingerprint(1), fingerprint(2)
+    assert differing({"weights": one}, {"weights": other}) == "weights was another one"
+    assert differing({"vae": {"w": one}}, {"vae": {"w": other}}) == "vae was another one"
+    assert differing({"call": "plain"}, {"call": other}) == f"call was 'plain' and is now {other!r}"

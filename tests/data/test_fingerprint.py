@@ -291,7 +291,7 @@ def test_one_replaced_image_makes_old_work_another_s(tmp_path) -> None:
     data = Noise(200)
     wherefrom.TID(denoiser, draws).fit(data, store=tmp_path, samples=4)
     data.x[1] = 0
-    with pytest.raises(WherefromError, match=r"data was .* and is now"):
+    with pytest.raises(WherefromError, match=r"data was another"):
         wherefrom.TID(denoiser, draws).fit(data, store=tmp_path, samples=4)
 
 

@@ -317,7 +317,8 @@ SETTINGS: dict[str, tuple[Callable[..., Attributor], dict[str, Any]]] = {
     "TID": (
         partial(wherefrom.TID, DENOISER),
         {"damping": 0.2, "normalize": "none", "target": "loss", "curvature": "sampled"}
-        | {"aligned": False, "correction": "residual", "precision": "bf16"},
+        | {"aligned": False, "correction": "residual", "precision": "bf16"}
+        | {"similarity": "cosine"},
     ),
     "TIDE": (
         lambda draws=DRAWS, samples=9, **how: Distilled(

@@ -71,6 +71,7 @@ class Architecture:
         layout: where blocks have their features; None: found.
         guidance: where a pipeline puts the null condition: the first or the last half of a doubled
             batch, or a call of its own.
+        optional: whether the network may have no condition at all.
         encode: prompts or classes as conditions, from the pipeline, the texts and the size in
             pixels.
         encode_null: the same of what stands for no condition, where a pipeline encodes that
@@ -95,6 +96,7 @@ class Architecture:
     blocks: Elements | Sequence[str] | Callable[[Config, Shape], Elements] | None = None
     layout: Layout | None = None
     guidance: Literal["null first", "null last", "apart"] = "null first"
+    optional: bool = False
     encode: Encode | None = None
     encode_null: Encode | None = None
     null: Callable[[Any], str | int | None] = field(default=lambda pipe: "")
@@ -155,9 +157,14 @@ class Adapter:
 
     def _named(self, cond: Cond) -> dict[str, Any]:
         """A condition by the names of the network's arguments; one tensor is the first of them."""
-        if cond is None:
-            return {}
         known = (*self.row.conditions, *self.row.added)
+        if cond is None:
+            if known and not self.row.optional:
+                raise WherefromError(
+                    f"{self.name} takes a condition, {known[0]!r}, and there is none: make items "
+                    "with model.dataset or model.queries, or give pairs (latents, condition)"
+                )
+            return {}
         given = dict(cond) if isinstance(cond, dict) else dict(zip(known, [cond], strict=False))
         unknown = sorted(set(given) - set(known))
         if unknown or not given:
@@ -199,7 +206,8 @@ class Adapter:
         if strange:
             raise WherefromError(
                 f"the pipeline gives {self.name} the argument {strange[0]!r}, which the items of "
-                "the bank do not have: trace a pipeline that generates without it"
+                "the bank do not have: trace a pipeline that generates without it (a LoRA's scale "
+                "is set with pipe.set_adapters before from_pipeline)"
             )
         packing = self.row.packing
         seen = tokens if packing is None else packing.unpacked(network, tokens, tuple(shape))

@@ -73,6 +73,19 @@ class Encoded:
             what: list(accumulate(artefact.state[what])) for what in (_LATENTS, _CONDITIONS)
         }
 
+    @property
+    def names(self) -> list[str]:
+        """What each item is called: its file, below the folder that was given, or its place."""
+        root, files = getattr(self.source, "root", None), _files(self.source)
+        if files is None:
+            return [str(index) for index in range(len(self))]
+        return [_below(file, root, index) for index, file in enumerate(files)]
+
+    def __repr__(self) -> str:
+        kept = self._artefact.folder or "in memory"
+        shape = tuple(self._read(_LATENTS, 0)[_LATENTS].shape)
+        return f"Encoded({len(self)} items of {shape}, {kept})"
+
     def __len__(self) -> int:
         return self._ends[_LATENTS][-1]
 
@@ -133,6 +146,11 @@ def encoded(
             that it began with.
     """
     batch_size, count = check_batch_size(batch_size), length(source)
+    root = getattr(source, "root", None)
+    if folder is not None and root is not None and Path(folder).resolve() == Path(root).resolve():
+        raise WherefromError(
+            f"{folder} is the folder of the pictures: choose another to keep them in"
+        )
     known = None if captions is None else check_captions(captions, count)
     identity = {
         "pictures": data_fingerprint(source),
@@ -342,9 +360,22 @@ def _full(parts: Sequence[Mapping[str, Tensor]]) -> bool:
 
 def _name(source: Any, index: int) -> str:
     """A picture, by the name of its file where it has one."""
-    files = getattr(source, "paths", getattr(source, "items", None))
-    file = files[index] if isinstance(files, list) else None
+    files = _files(source)
+    file = None if files is None else files[index]
     return f"picture {index} ({file})" if isinstance(file, str | Path) else f"picture {index}"
+
+
+def _files(source: Any) -> list[Any] | None:
+    """What pictures are taken from, of those that are a list of something."""
+    files = getattr(source, "paths", None) or getattr(source, "items", None)
+    return files if isinstance(files, list) else None
+
+
+def _below(file: Any, root: Path | None, index: int) -> str:
+    if not isinstance(file, str | Path):
+        return str(index)
+    path = Path(file)
+    return path.relative_to(root).as_posix() if root and path.is_relative_to(root) else str(path)
 
 
 def _shard(what: str, number: int) -> str:

@@ -51,7 +51,7 @@ class Following:
         self.finished: Finished | None = None
         self.whole = True  # whether the last step was the last of the scheduler's
         self._made: Tensor | None = None  # of the last step, as the pipeline has it
-        self._said = False
+        self._changed = self._said = False
         self._denoiser, self._adapter, self._taps, self._shape = (
             denoiser,
             denoiser.call,
@@ -92,7 +92,8 @@ class Following:
         rows = self._rows(heard.x_sigma, heard.cond, len(sample), perturbed)
         streams = [stream[rows] for stream in self._taps.check(streams, batch)]
         cond = cond_rows(heard.cond, rows)
-        self._say_changed(sample[rows] if len(sample) == batch else sample)
+        sample = sample[rows] if len(sample) == batch else sample
+        self._changed = self._made is not None and not _nearly(self._made, sample)
         result = result[rows] if len(result) == batch else result
         self._made = result
         packing = self._adapter.row.packing
@@ -102,14 +103,9 @@ class Following:
         low, high = process.range
         return Evaluation(heard.sigma.clamp(low, high), cond, streams)
 
-    def _say_changed(self, sample: Tensor) -> None:
-        """Warn where the pipeline steps on with something else than its last step made."""
-        last = self._made
-        same = last is None or (
-            last.shape == sample.shape
-            and torch.allclose(last.float(), sample.float(), rtol=1e-2, atol=1e-2)
-        )
-        if not same and not self._said:
+    def say_changed(self) -> None:
+        """Warn where the pipeline stepped on with something else than its last step made."""
+        if self._changed and not self._said:
             self._said = True
             say(
                 "something changes the latents between the pipeline's steps, as a mask or a "
@@ -189,6 +185,7 @@ def following(
         followed.whole = _is_last(pipe.scheduler, given["timestep"])
         if evaluation is not None:
             seen(evaluation)
+            followed.say_changed()
         return result
 
     with contextlib.ExitStack() as stack:
@@ -200,6 +197,11 @@ def following(
         stack.callback(_restored, pipe.scheduler, own)
         pipe.scheduler.step = watched
         yield followed
+
+
+def _nearly(one: Tensor, other: Tensor) -> bool:
+    alike = one.shape == other.shape
+    return alike and torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-2)
 
 
 def _is_last(scheduler: Any, timestep: Any) -> bool:

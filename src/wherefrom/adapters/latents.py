@@ -111,6 +111,12 @@ class PipelineEncoder:
                 "prompts out"
             )
         words = [isinstance(text, str) for text in texts]
+        classes = self._row.encode in (prompts.dit, prompts.unet_classes)
+        if classes and any(words) and not getattr(self._pipe, "labels", None):
+            raise WherefromError(
+                f"{type(self._pipe).__name__} generates from classes, and has no names of them: "
+                f"give whole numbers in place of {texts[words.index(True)]!r:.40}"
+            )
         if encode is None or not self._encodes(any(words)):
             raise WherefromError(
                 "there is no text encoder here for prompts: make the model with from_pipeline of a "

@@ -200,6 +200,7 @@ TABLE: dict[str, Architecture] = {
         patches=lambda config: (2 ** (len(config["block_out_channels"]) - 1),) * 2,
         conditions=("class_labels",),
         variance=True,
+        optional=True,
         encode=prompts.unet_classes,
         null=lambda pipe: None,
     ),

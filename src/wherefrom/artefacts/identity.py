@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+
+_WORDS = 200  # characters of two values that are shown
 
 
 def checksum(tensors: Iterable[Tensor], total: int = 0) -> int:
@@ -68,6 +72,13 @@ def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """What differs between two identities, as words for a message; empty when nothing does."""
     stored, wanted = plain(stored), plain(wanted)
     names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
-    return ", ".join(
-        f"{name} was {stored.get(name)!r} and is now {wanted.get(name)!r}" for name in names
-    )
+    return ", ".join(_differs(name, stored.get(name), wanted.get(name)) for name in names)
+
+
+def _differs(name: str, stored: Any, wanted: Any) -> str:
+    """One thing that differs; digests say nothing to people."""
+    if all(re.search("'[0-9a-f]{16}'", repr(one)) for one in (stored, wanted)) or (
+        len(repr((stored, wanted))) > _WORDS
+    ):
+        return f"{name} was another one"
+    return f"{name} was {stored!r} and is now {wanted!r}"

@@ -44,7 +44,8 @@ def captions_of(images: Any, captions: Any = None) -> Captions | None:
         images: what `pictures` was given.
         captions: a list of strings, or of class indices; a dict from file names to captions; the
             path of a metadata file (.jsonl, .csv or .parquet, with the column file_name and one of
-            text, caption and prompt); of a Hugging Face data set, the name of a column. None: what
+            text, caption and prompt); of a Hugging Face data set, and of a folder with metadata,
+            the name of a column. None: what
             is there. In a folder these are metadata files as ImageFolder reads them, or text files
             of the pictures' names; in a Hugging Face data set, the only column called text, caption
             or prompt; in another data set its class labels.
@@ -62,6 +63,8 @@ def captions_of(images: Any, captions: Any = None) -> Captions | None:
         images = folder(images)
     if captions is None:
         return _beside(images)
+    if isinstance(captions, str) and captions in _columns_beside(images):
+        return _of_metadata(images, _tables(images), column=captions)
     if is_path(captions):
         return _of_metadata(images, [Path(captions)], given=True)
     if isinstance(captions, Mapping):
@@ -122,7 +125,10 @@ def _of_column(rows: Any, column: str | None) -> Captions | None:
             return None
         column = found[0]
     if column not in names:
-        raise WherefromError(f"the data set has no column {column!r} of captions, only {names}")
+        raise WherefromError(
+            f"the data set has no column {column!r} of captions, only {names}; for one text for "
+            "all pictures give a list, [text] * len(dataset)"
+        )
     values = list(rows.with_format(None).select_columns([column])[column])
     return check_captions(
         [_one(value, f"row {index} of {column!r}") for index, value in enumerate(values)], len(rows)
@@ -142,9 +148,25 @@ def _beside(images: Any) -> Captions | None:
     if not isinstance(images, ImageFiles):
         _say_left_out(images)
         return None
-    tables = [place / name for place in _folders(images) for name in _METADATA]
-    found = [table for table in tables if table.is_file()]
+    found = _tables(images)
     return _of_metadata(images, found) if found else _of_text_files(_Names(images))
+
+
+def metadata_columns(path: Path) -> set[str]:
+    """The columns of the metadata files of a folder of pictures, if there are any."""
+    return _columns_beside(folder(path)) if path.is_dir() else set()
+
+
+def _columns_beside(images: Any) -> set[str]:
+    if not isinstance(images, ImageFiles):
+        return set()
+    return {key for table in _tables(images) for row in _table(table) for key in row}
+
+
+def _tables(images: ImageFiles) -> list[Path]:
+    """The metadata files beside pictures."""
+    tables = [place / name for place in _folders(images) for name in _METADATA]
+    return [table for table in tables if table.is_file()]
 
 
 def _say_left_out(images: Any) -> None:
@@ -249,9 +271,11 @@ def _by_name(names: _Names, named: Sequence[_Named], what: str) -> Captions:
     return check_captions([found[index] for index in range(len(found))], len(found))
 
 
-def _of_metadata(images: Any, tables: Sequence[Path], given: bool = False) -> Captions:
+def _of_metadata(
+    images: Any, tables: Sequence[Path], given: bool = False, column: str | None = None
+) -> Captions:
     """Captions of metadata files, each of which names pictures below its own folder; one that was
-    given, and may lie elsewhere, may name them otherwise.
+    given, and may lie elsewhere, may name them otherwise. `column`: None: the one that is usual.
     """
     names, named = _Names(images), list[_Named]()
     for table in tables:
@@ -259,11 +283,12 @@ def _of_metadata(images: Any, tables: Sequence[Path], given: bool = False) -> Ca
         if not rows:
             raise WherefromError(f"{table} is empty: give it a row for each picture, or delete it")
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        captions = [name for name in _COLUMNS if name in columns]
+        wanted = _COLUMNS if column is None else (column,)
+        captions = [name for name in wanted if name in columns]
         if "file_name" not in columns or len(captions) != 1:
             raise WherefromError(
                 f"{table} has the columns {columns}: it needs file_name, and exactly one of "
-                f"{', '.join(_COLUMNS)}; or give captions as a list"
+                f"{', '.join(wanted)}; or name a column, or give captions as a list"
             )
         for number, row in enumerate(rows):
             name, caption = row.get("file_name"), row.get(captions[0])

@@ -344,11 +344,14 @@ class Denoiser:
 
 def check_denoiser(denoiser: Any) -> None:
     """Refuse what is none, a network alone among it."""
-    if not isinstance(denoiser, Denoiser):
-        raise WherefromError(
-            f"the model is {type(denoiser).__name__}: wrap the network as wherefrom.Denoiser("
-            "network, process)"
-        )
+    if isinstance(denoiser, Denoiser):
+        return
+    inside = isinstance(getattr(denoiser, "denoiser", None), Denoiser)
+    raise WherefromError(
+        f"the model is {type(denoiser).__name__}: "
+        + ("give its denoiser, model.denoiser" if inside else "wrap the network as ")
+        + ("" if inside else "wherefrom.Denoiser(network, process)")
+    )
 
 
 def check_model(denoiser: Any, draws: Any) -> None:

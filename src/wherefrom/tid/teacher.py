@@ -19,7 +19,7 @@ from ..attribution.attributor import Attributor, Chunks
 from ..data.batch import check_batch
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
-from ..diffusion.denoiser import Denoiser, check_model
+from ..diffusion.denoiser import Denoiser, check_denoiser, check_model
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
 from ..errors import WherefromError, flag, number, say
@@ -341,6 +341,7 @@ class TID(Attributor):
     @classmethod
     def load(cls, folder: Folder, denoiser: Denoiser, *, memory: int | None = None) -> Self:
         """A TID that was saved, or fitted with this store, for the same model."""
+        check_denoiser(denoiser)
         artefact = Artefact.open(
             folder, "curvature", "make one with tid.fit(dataset, store=folder)"
         )

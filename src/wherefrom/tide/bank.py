@@ -98,6 +98,11 @@ class Bank:
     @classmethod
     def open(cls, folder: Folder, student: Student) -> Self:
         """A bank that was built in a folder, for the same student."""
+        if not hasattr(student, "embed"):
+            raise WherefromError(
+                f"a bank is opened for its student, not for {type(student).__name__}: give "
+                "wherefrom.TIDE.load(folder, denoiser)"
+            )
         store = VectorStore.open(folder, _KIND, _WAY)
         store.artefact.check(student.identity(), "student")
         return cls(student, store)

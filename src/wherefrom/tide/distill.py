@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,19 @@ class Learner(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(32.0)))
 
 
+def _held_out(count: int) -> int:
+    """How many of so many items say how far a student is, and are not learned from."""
+    return min(_HELD_OUT, count // 10) if count // 10 >= 4 else 0
+
+
+def fitting(settings: Settings, count: int) -> Settings:
+    """Settings for so many items: a batch has no more of them than are learned from."""
+    learned = count - _held_out(count)
+    if learned < 3:
+        raise WherefromError("a student learns to rank images: give at least three items")
+    return replace(settings, batch_size=min(settings.batch_size, learned))
+
+
 @outside_inference
 def distill(
     tid: TID, dataset: Dataset, settings: Settings, store: Folder | None
@@ -88,12 +101,7 @@ def distill(
         raise WherefromError(f"the teacher is a fitted TID, not {type(tid).__name__}")
     tid.curvature.check_unchanged()
     count, device = length(dataset), tid.denoiser.device
-    held = min(_HELD_OUT, count // 10) if count // 10 >= 4 else 0
-    if settings.batch_size > count - held:
-        raise WherefromError(
-            f"a batch of {settings.batch_size} cannot be drawn from {count - held} items; "
-            "lower batch_size"
-        )
+    held = _held_out(count)
     shuffled = torch.randperm(
         count, generator=torch.Generator().manual_seed(seed_of(settings.seed, "held out", 0))
     )

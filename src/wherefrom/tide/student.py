@@ -20,7 +20,7 @@ from ..attribution.attributor import Attributor, Chunks, check_same_data
 from ..attribution.result import Attribution
 from ..data.batch import check_batch
 from ..data.items import Cond, Dataset, length, map_cond
-from ..diffusion.denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser, check_denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.levels import Levels
 from ..diffusion.pulse import Pulse
@@ -30,7 +30,7 @@ from ..running.memory import InChunks
 from ..search.vectors import Dtype
 from ..tid.teacher import TID
 from .bank import Bank
-from .distill import Look, Settings, distill
+from .distill import Look, Settings, distill, fitting
 from .embedder import Embedder
 
 # noised images in one evaluation of the network on a GPU; an eighth on a CPU, whose caches are
@@ -88,12 +88,15 @@ class TIDE(Attributor):
             tid: the teacher, fitted.
             dataset: the training images; a tenth of them, at most 128, is held out to say how far
                 the student is.
-            epochs, batch_size, lr: passes over the images, images a step, AdamW's learning rate.
+            epochs, batch_size, lr: passes over the images, images a step at most, AdamW's learning
+                rate.
             dim, hidden, heads: of the embedder.
             seed: of batches, draws and initial weights.
             store: a folder to resume from; a finished distillation is returned at once.
         """
-        settings = Settings(epochs, batch_size, lr, dim, hidden, heads, seed)
+        settings = fitting(
+            Settings(epochs, batch_size, lr, dim, hidden, heads, seed), length(dataset)
+        )
         embedder, history = distill(tid, dataset, settings, store)
         taught = {"teacher": tid.about, "distillation": dataclasses.asdict(settings)}
         return cls(tid.denoiser, tid.draws, embedder, history, taught)
@@ -221,6 +224,7 @@ class TIDE(Attributor):
     @classmethod
     def load(cls, folder: Folder, denoiser: Denoiser) -> Self:
         """A student that was saved, for the same model."""
+        check_denoiser(denoiser)
         artefact = Artefact.open(folder, "student", "make one with tide.save(folder)")
         state = artefact.state
         embedder = Embedder(**state["embedder"])

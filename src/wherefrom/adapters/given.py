@@ -1,0 +1,218 @@
+"""What people give a model as images, videos, sounds and captions, brought into one form: a data
+set of pictures, or latents [N, C, h, w], and one text or class for each.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data.hub import is_saved
+from ..data.pictures import is_hub, pictures, say_range
+from ..data.sidecars import captions_of, metadata_columns
+from ..errors import WherefromError, say
+from .architecture import Architecture
+from .latents import PipelineEncoder
+
+_TABLES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")  # no prompt ends so
+_PEAK = 1.05  # of sounds and videos of floats: a decoder overshoots a little
+
+
+class Given:
+    """What a model is given, for its network, latents of a shape, and encoders."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        row: Architecture,
+        encoder: PipelineEncoder,
+        shape: tuple[int, ...],
+        pixels_alone: bool,
+    ) -> None:
+        self._network, self._row, self._encoder = network, row, encoder
+        self._shape, self._pixels = shape, encoder.pixels
+        self._pixels_alone = pixels_alone  # whether what has no VAE is surely one of pixels
+
+    # --- images ---------------------------------------------------------------------------------
+
+    def several(self, images: Any) -> Any:
+        """What a pipeline returned, or one image, as several."""
+        for name in ("images", "frames", "audios"):  # of a pipeline's output
+            if type(images).__module__.startswith("diffusers") and hasattr(images, name):
+                return self.several(getattr(images, name))
+        if hasattr(images, "getbands"):  # PIL's
+            return [images]
+        if isinstance(images, str | os.PathLike) and Path(images).is_file():
+            return [images]
+        if isinstance(images, Tensor | np.ndarray) and len(self._shape) == 3 and images.ndim == 3:
+            tokens = isinstance(images, Tensor) and self._row.packing is not None
+            return images if tokens else images[None]
+        listed = isinstance(images, list | tuple) and all(isinstance(x, Tensor) for x in images)
+        if listed and images and {tuple(x.shape) for x in images} == {self._shape}:
+            return torch.stack(list(images))
+        return images
+
+    def latents(self, images: Any) -> Tensor | None:
+        """Images that are latents already, [N, C, h, w]; None where they are images."""
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            return None
+        images = self._unpacked(images)
+        if tuple(images.shape[1:]) != self._shape:
+            channels = images.shape[1] if images.ndim == len(self._shape) + 1 else 3
+            if channels == self._shape[0] and channels not in (1, 2, 3):
+                raise WherefromError(
+                    f"the latents are {tuple(images.shape[1:])}, those of the model {self._shape}: "
+                    "generate at its size, or make it with from_pipeline(pipe, size=...)"
+                )
+            return None
+        images = images.detach().float().cpu()
+        if self._encoder.vae is None:
+            # a pipeline without a VAE is one of pixels; a network alone may be one of latents
+            if len(images) and (self._pixels_alone or images.min() >= 0):
+                say_range(images)
+        elif self._shape[0] in (1, 3):
+            say(
+                f"a tensor of {tuple(images.shape)} has the shape of the model's latents and is "
+                f"taken for them: give images of another size than {self._shape[1:]}, or as uint8"
+            )
+        return images
+
+    def _unpacked(self, images: Tensor) -> Tensor:
+        """Latents as the pipeline has them, [N, tokens, width] or [N, F, C, h, w], as items'."""
+        packing = self._row.packing
+        if packing is None:
+            return images
+        empty = torch.empty(1, *self._shape, device="meta")
+        packed = packing.packed(self._network, empty).shape[1:]
+        if images.shape[1:] != packed:
+            return images
+        if tuple(packed) == self._shape:
+            raise WherefromError(
+                f"latents of {self._shape} may have their frames first, as "
+                f"{type(self._network).__name__} takes them, or their channels: give the videos, "
+                "or items (latents, condition) with channels first"
+            )
+        return packing.unpacked(self._network, images, self._shape)
+
+    def source(self, images: Any) -> Any:
+        """What is to be encoded, as a data set."""
+        if len(self._shape) != 3:
+            return self._recorded(images)
+        height, width = self._pixels
+        if isinstance(images, np.ndarray) and images.dtype.kind == "f":
+            images = _bytes_of(images)
+        elif isinstance(images, list | tuple):
+            images = [_bytes_of(x) if _is_float_array(x) else x for x in images]
+        return pictures(images, (height, width), self._channels)
+
+    @property
+    def _channels(self) -> int:
+        """Of images: 1 (grey) or 3; a VAE that takes others is refused."""
+        vae = self._encoder.vae
+        if vae is None:
+            return 1 if self._shape[0] == 1 else 3
+        config: Any = vae.config
+        channels = config.get("in_channels", 3)
+        if channels not in (1, 3):
+            raise WherefromError(
+                f"{type(vae).__name__} takes images of {channels} channels: encode them yourself "
+                "and give latents"
+            )
+        return int(channels)
+
+    def _recorded(self, items: Any) -> Tensor:
+        """Videos or sounds, [N, C, ...] in [-1, 1]."""
+        what = "videos [N, 3, F, H, W]" if len(self._shape) == 4 else "sounds [N, C, samples]"
+        try:
+            x = items if isinstance(items, Tensor) else torch.stack(list(items))
+        except (TypeError, RuntimeError) as error:
+            raise WherefromError(f"give {what} as one tensor ({error})") from error
+        if tuple(x.shape[2:]) != self._pixels or not x.is_floating_point():
+            raise WherefromError(
+                f"{what} were expected of the size {self._pixels}, in floating-point numbers, not "
+                f"{tuple(x.shape)} of {x.dtype}"
+            )
+        self._check_recorded(x, what)
+        return x.detach()
+
+    def _check_recorded(self, x: Tensor, what: str) -> None:
+        """Refuse what a VAE cannot have been trained on; say what it hardly was."""
+        film = len(self._shape) == 4
+        config: Any = getattr(self._encoder.vae, "config", {})
+        channels = 3 if film else config.get("audio_channels")
+        if channels is not None and x.shape[1] != channels:
+            raise WherefromError(f"{what} were expected with {channels} channels, not {x.shape[1]}")
+        if not len(x):
+            raise WherefromError(f"there are no items: give {what}")
+        low, high = (float(edge) for edge in x.detach().aminmax())
+        if film and max(-low, high) > _PEAK:
+            raise WherefromError(
+                f"the videos have numbers from {low:.3g} to {high:.3g}: they lie in [-1, 1]; bytes "
+                "are x.float() / 127.5 - 1"
+            )
+        if film:
+            say_range(x)
+        elif max(-low, high) > _PEAK:
+            say(
+                f"the sounds have numbers from {low:.3g} to {high:.3g}, and are taken to lie in "
+                "[-1, 1]"
+            )
+
+    # --- captions -------------------------------------------------------------------------------
+
+    def texts(self, images: Any, captions: Any, count: int) -> list[Any] | None:
+        """One text or class for each item; None for a network without a condition, whatever lies
+        beside the images.
+        """
+        name = type(self._network).__name__
+        if not self._encoder.names:
+            if captions is not None:
+                raise WherefromError(
+                    f"{name} generates without a condition: leave captions and prompts out"
+                )
+            return None
+        one = isinstance(captions, str) and not _names_something(images, captions)
+        if one or (isinstance(captions, int) and not isinstance(captions, bool)):
+            return [captions] * count
+        texts = captions_of(images, captions)
+        if texts is None:
+            raise WherefromError(
+                f"{name} generates from a prompt or a class, and there is none beside the images: "
+                "give captions, one for each or one for all"
+            )
+        if len(texts) != count:
+            raise WherefromError(
+                f"there are {count} images and {len(texts)} captions: give one for each, or one "
+                "for all"
+            )
+        return texts
+
+
+def _is_float_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
+
+
+def _bytes_of(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Arrays [..., H, W, C] as diffusers gives them (output_type="np"), in [0, 1], as bytes."""
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):
+        raise WherefromError(
+            f"the arrays have numbers from {low:.3g} to {high:.3g}: arrays of floats are those of "
+            'a pipeline (output_type="np"), in [0, 1]; give others as uint8, or tensors in [-1, 1]'
+        )
+    made: np.ndarray[Any, Any] = (images * 255).round().astype(np.uint8)
+    return made
+
+
+def _names_something(images: Any, captions: str) -> bool:
+    """Whether a text is the name of a column or of a file, and not a prompt for all images."""
+    if is_hub(images) or Path(captions).suffix.lower() in _TABLES:
+        return True
+    if not isinstance(images, str | os.PathLike):
+        return False
+    return is_saved(Path(images)) or captions in metadata_columns(Path(images))
