@@ -457,6 +457,12 @@ def test_a_video_network_that_sees_an_image_as_well_is_refused() -> None:
         wherefrom.from_pipeline(changed("hunyuan_video", image_condition_type="token_replace"))
 
 
+def test_a_pipeline_that_edits_an_image_is_refused() -> None:
+    parts = {**shared("qwen_image").components, "processor": None}
+    with pytest.raises(wherefrom.WherefromError, match="together with an image"):
+        wherefrom.from_pipeline(diffusers.QwenImageEditPipeline(**parts))
+
+
 def test_a_network_of_sana_sprint_is_refused() -> None:
     with pytest.raises(wherefrom.WherefromError, match="jumps along a trajectory"):
         wherefrom.from_pipeline(changed("sana", timestep_scale=0.001))

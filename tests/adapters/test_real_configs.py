@@ -266,3 +266,55 @@ def test_what_is_dearest_in_flux_is_its_modulation():
     assert max(sizes, key=lambda layer: sizes[layer]).endswith(
         ("norm1.linear", "norm1_context.linear")
     )
+
+
+# --- by their rows --------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A network that its row calls, and what is true of it."""
+
+    kind: str
+    config: dict[str, Any]
+    shape: tuple[int, ...]  # of a latent, where no size is given
+    parameters: int  # millions
+    blocks: int
+    moments: float  # GiB of A and B
+
+
+HUNYUAN_DIT = {"in_channels": 4, "patch_size": 2, "sample_size": 128, "hidden_size": 1408}
+COG_5B = {"num_attention_heads": 48, "num_layers": 42, "use_rotary_positional_embeddings": True}
+ROWS = {
+    "AuraFlow": Row("AuraFlowTransformer2DModel", {}, (4, 128, 128), 6834, 36, 97.9),
+    "CogVideoX 5B": Row("CogVideoXTransformer3DModel", COG_5B, (16, 13, 60, 90), 5570, 42, 168.8),
+    "Qwen-Image": Row("QwenImageTransformer2DModel", {}, (16, 128, 128), 20430, 60, 333.7),
+    "Mochi": Row("MochiTransformer3DModel", {}, (12, 4, 60, 106), 10028, 48, 138.7),
+    "HunyuanVideo": Row("HunyuanVideoTransformer3DModel", {}, (16, 33, 90, 160), 12821, 60, 198.3),
+    "Chroma": Row("ChromaTransformer2DModel", {}, (16, 128, 128), 8900, 57, 123.9),
+    "HunyuanDiT": Row(
+        "HunyuanDiT2DModel",
+        {**HUNYUAN_DIT, "num_layers": 40, "mlp_ratio": 4.3637},
+        (4, 128, 128),
+        1517,
+        40,
+        18.6,
+    ),
+    "Sana 1.6B": Row("SanaTransformer2DModel", {}, (32, 32, 32), 1604, 20, 19.3),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_finds_the_published_network(name):
+    row = ROWS[name]
+    with torch.device("meta"):
+        network: nn.Module = getattr(diffusers, row.kind)(**row.config)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    # each of Sana's 11,200 groups of a convolution would be a part
+    exclude = ["**.conv_depth"] if name.startswith("Sana") else None
+    model = wherefrom.from_model(network, scheduler, exclude=exclude)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    assert count / 1e6 == pytest.approx(row.parameters, abs=0.6)
+    assert model.shape == row.shape
+    assert len(model.denoiser.blocks) == row.blocks
+    said = wherefrom.needs(model.denoiser, model.shape, None)
+    assert said.moments / GIB == pytest.approx(row.moments, abs=0.06)

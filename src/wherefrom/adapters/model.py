@@ -128,14 +128,15 @@ def from_pipeline(
             f"{type(pipe).__name__} has {'several networks' if found else 'no network'} that "
             "denoise: attribute one of them with from_model(network, scheduler)"
         )
-    if "image" in inspect.signature(getattr(pipe, "encode_prompt", _part)).parameters:
+    encodes = _part(pipe, "encode_prompt")
+    if encodes is not None and "image" in inspect.signature(encodes).parameters:
         raise WherefromError(
             f"{type(pipe).__name__} encodes its prompts together with an image: a network that "
             "sees something beside what it generates cannot be attributed by from_pipeline"
         )
     for name, part in pipe.components.items():
-        encodes = isinstance(part, nn.Module) and hasattr(part, "encode")
-        if name != "vae" and encodes and hasattr(part, "decode"):
+        coder = hasattr(part, "encode") and hasattr(part, "decode")
+        if name != "vae" and coder and isinstance(part, nn.Module):
             raise WherefromError(
                 f"{type(pipe).__name__} makes its latents with {name} ({type(part).__name__}), and "
                 "how is not known: encode the images yourself and use from_model(network, "
