@@ -4,13 +4,17 @@ gradients are those of plain autograd, and what TIDE reads is the image's.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from PIL import Image
 from torch import Tensor
 
 import wherefrom
@@ -915,3 +919,94 @@ def test_a_tokenizer_that_takes_fewer_tokens_is_another(tmp_path: Path) -> None:
     pipe.tokenizer.model_max_length = 6
     with pytest.raises(wherefrom.WherefromError, match="another encoded data set"):
         model.dataset(x, "a cat", cache=tmp_path / "latents")
+
+
+# --- what people have in their hands --------------------------------------------------------------
+
+
+def test_one_image_alone_and_what_a_pipeline_returned_are_queries(tmp_path: Path) -> None:
+    pipe, model = shared("sd"), model_of("sd")
+    made = pipe(
+        "a cat",
+        height=16,
+        width=16,
+        num_inference_steps=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    image = made.images[0]
+    image.save(tmp_path / "made.png")
+    array = np.array(image)
+    truth = model.queries([image], ["a cat"])[0][0]
+    for one in (made, image, tmp_path / "made.png", array, array.astype(np.float32) / 255):
+        found = model.queries(one, "a cat")
+        assert len(found) == 1
+        assert torch.allclose(found[0][0], truth, atol=1e-6)
+
+
+def test_latents_in_a_list_or_alone_are_latents() -> None:
+    model, x = model_of("sd"), noise(3, 4, 8, 8)
+    assert torch.equal(model.queries(x[0], "a cat")[0][0], x[0])
+    assert torch.equal(model.queries(list(x), "a cat")[2][0], x[2])
+
+
+def test_latents_of_another_size_are_refused_as_such() -> None:
+    with pytest.raises(wherefrom.WherefromError, match=r"the latents are \(4, 4, 4\)"):
+        model_of("sd").queries(noise(1, 4, 4, 4), "a cat")
+
+
+def test_arrays_of_floats_beyond_0_and_1_are_refused() -> None:
+    with pytest.raises(wherefrom.WherefromError, match='output_type="np"'):
+        model_of("sd").queries(noise(1, 16, 16, 3).numpy(), "a cat")
+
+
+def test_a_column_of_a_folders_metadata_is_no_prompt_for_all(tmp_path: Path) -> None:
+    for name in ("0.png", "1.png"):
+        Image.new("RGB", (16, 16)).save(tmp_path / name)
+    rows = [{"file_name": f"{n}.png", "text": f"a {n}", "alt": f"the {n}"} for n in range(2)]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = model_of("sd")
+    assert model.dataset(tmp_path, "alt").captions == ["the 0", "the 1"]
+    assert model.dataset(tmp_path, "a cat").captions == ["a cat", "a cat"]
+    assert model.dataset(tmp_path).names == ["0.png", "1.png"]
+    assert len(model_of("ddpm").dataset(tmp_path)) == 2  # which has no use for captions
+    with pytest.raises(wherefrom.WherefromError, match="the folder of the pictures"):
+        model.dataset(tmp_path, cache=tmp_path)
+
+
+def test_one_class_for_all_and_texts_for_classes() -> None:
+    model, x = model_of("dit"), noise(2, 3, 16, 16).clamp(-1, 1)
+    assert model.dataset(x, 1).captions == [1, 1]
+    pipe = pipeline("dit")
+    pipe.labels = {}
+    with pytest.raises(wherefrom.WherefromError, match="generates from classes"):
+        model_of("dit", pipe).dataset(x, ["a cat", "a dog"])
+
+
+def test_a_network_without_its_condition_is_refused_in_a_sentence() -> None:
+    model, x = model_of("sd"), list(noise(3, 4, 8, 8))
+    with pytest.raises(
+        wherefrom.WherefromError, match="takes a condition, 'encoder_hidden_states'"
+    ):
+        wherefrom.TID(model.denoiser, model.draws(2)).fit(x)
+
+
+def test_half_precision_is_refused_before_anything_is_encoded() -> None:
+    pipe = pipeline("sd").to(torch.float16)
+    with pytest.raises(wherefrom.WherefromError, match="float16, whose gradients overflow"):
+        wherefrom.from_pipeline(pipe)
+
+
+def test_a_model_in_place_of_its_denoiser_is_told_apart(tmp_path: Path) -> None:
+    model = model_of("sd")
+    with pytest.raises(wherefrom.WherefromError, match=r"give its denoiser, model\.denoiser"):
+        wherefrom.TID(model, model.draws(2))  # type: ignore[arg-type]
+    with pytest.raises(wherefrom.WherefromError, match=r"give its denoiser, model\.denoiser"):
+        wherefrom.TID.load(tmp_path, model)  # type: ignore[arg-type]
+    with pytest.raises(wherefrom.WherefromError, match="opened for its student"):
+        wherefrom.Bank.open(tmp_path, model)  # type: ignore[arg-type]
+
+
+def test_a_network_in_pefts_wrapping_is_refused_with_the_way_out() -> None:
+    network = get_peft_model(pipeline("sd").unet, LoraConfig(target_modules=["to_q"]))
+    with pytest.raises(wherefrom.WherefromError, match="get_base_model"):
+        wherefrom.from_model(network, diffusers.DDPMScheduler())

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import wherefrom
-from pipelines import WORDS, saved_world
+from pipelines import WORDS, noise, saved_world
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 CODE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+TEN, WHO, LATER, ALONE, LORA = CODE[:5]
 COUNT = 12
 
 
@@ -44,7 +45,7 @@ def run(code: str, world: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_lines_of_the_page_run_as_they_stand(world: dict[str, Any]) -> None:
-    found = run(CODE[0], world)
+    found = run(TEN, world)
     assert found["hits"].indices.shape == (2, 8)
     assert found["trace"].hits.indices.shape == (2, 8)
     assert len(found["out"].images) == 2
@@ -52,11 +53,36 @@ def test_the_lines_of_the_page_run_as_they_stand(world: dict[str, Any]) -> None:
     assert found["train"].captions[0] == f"a {WORDS[0]}"
 
 
+def test_who_it_was_is_said_by_file_and_caption(
+    world: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = TEN.split("tide = ")[0]
+    found = run(before, world)
+    capsys.readouterr()
+    run(WHO, found)
+    lines = capsys.readouterr().out.splitlines()
+    first = int(found["hits"].indices[0, 0])
+    assert lines[0].startswith(f"{first:02d}.png a {WORDS[first]} +")
+
+
+def test_another_day_it_is_found_again(world: dict[str, Any]) -> None:
+    found = run(TEN, world)
+    hits = run(LATER, dict(found))["hits"]
+    queries = found["model"].queries(found["generated"], found["prompts"])
+    assert torch.equal(hits.indices, found["bank"].search(queries).indices)
+
+
+def test_a_network_alone_takes_a_data_set_of_ones_own(world: dict[str, Any]) -> None:
+    setup = run(TEN.split("model = ")[0], world)
+    setup |= {"latents": noise(9, 4, 8, 8), "texts": noise(9, 12, 8, seed=1)}
+    assert run(ALONE, setup)["hits"].indices.shape == (2, 8)
+
+
 def test_a_lora_from_its_file_is_attributed_within_what_it_changed(world: dict[str, Any]) -> None:
-    setup, rest = CODE[0].split("model = ", 1)
+    setup, rest = TEN.split("model = ", 1)
     world = run(setup, world)
     world["pipe"].set_progress_bar_config(disable=True)
-    world = run(CODE[1], world)
+    world = run(LORA, world)
     assert all("lora" in layer for layer in world["model"].denoiser.layers)
     found = run(rest.split("\n", 1)[1], world)
     assert found["hits"].indices.shape == (2, 8)
@@ -69,7 +95,7 @@ def test_a_lora_from_its_file_is_attributed_within_what_it_changed(world: dict[s
 def test_what_was_made_is_found_again_by_the_same_pipeline_and_no_other(
     world: dict[str, Any],
 ) -> None:
-    found = run(CODE[0], world)
+    found = run(TEN, world)
     found["tid"].save("tid")
     found["tide"].save("tide")
     again = diffusers.DiffusionPipeline.from_pretrained("saved")

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 _WORDS = 200  # characters of two values that are shown
 
 
