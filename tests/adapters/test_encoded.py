@@ -375,7 +375,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_those_before_it_are_kept(
 OTHERS = {
     "pictures": (lambda: some(seed=1), PROMPTS, {}, "pictures was another one"),
     "captions": (some, ["b", *PROMPTS[1:]], {}, "captions was another one"),
-    "no captions": (some, None, {}, "captions was another one None"),
+    "no captions": (some, None, {}, "captions was '.*' and is now None"),
     "encoder": (some, PROMPTS, {"vae": "other"}, "vae of the encoder was 'toy' and is now 'other'"),
     "settings": (some, PROMPTS, {"scale": 2}, "scale of the encoder was None and is now 2"),
 }
