@@ -6,19 +6,22 @@ score pass and of a fit pass, memory, and bytes of curvature.
 
 The networks have their true configurations and random weights, in bf16. Times are medians of passes
 of one batch at one draw, as ratios to the compiled forward + backward of the same network, taken in
-turns in the same run: gradients of all weights, or with a LoRA those of its own. TID itself runs
-eagerly unless --compile is given. The curvature is held whole on the device: second moments in
-float32, and beside them roots of their inverses in bf16. A network that is finished is not measured
-again.
+turns in the same run: gradients of all weights, or with a LoRA those of its own. Compiling takes
+minutes: several networks compile side by side in processes of their own, and with --lock FILE are
+measured one after the other. TID itself runs eagerly unless --compile is given. The curvature is
+held whole on the device: second moments in float32, and beside them roots of their inverses in
+bf16. A network that is finished is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -197,6 +200,17 @@ class Figures:
         )
 
 
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Inside, nobody else who takes the same lock uses the device."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def fit_pass(
     tid: wherefrom.TID, figures: Figures, x: Tensor, cond: Cond, base: Callable[[], None]
 ) -> None:
@@ -208,7 +222,7 @@ def fit_pass(
     figures.turns("fit pass", lambda: tid.curvature._add(moments, x, cond, 0, indices), base)
 
 
-def measure(kind: Kind, figures: Figures, compile: bool) -> None:
+def measure(kind: Kind, figures: Figures, compile: bool, lock: Path | None) -> None:
     """All figures of one network."""
     network = network_of(kind)
     alphas = (1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000).double() ** 2).cumprod(0)
@@ -232,21 +246,24 @@ def measure(kind: Kind, figures: Figures, compile: bool) -> None:
     base = floor(tid, x, cond)
     figures.note(compiling_seconds=seconds(base))
 
-    fit_pass(tid, figures, x, cond, base)
-    started = time.perf_counter()
-    figures.note(fit_peak_gib=peak(lambda: tid.fit(data, kind.batch)), fit_images=len(data))
-    roots = size_of(tid.curvature.roots) / GIB
-    figures.note(fit_seconds=time.perf_counter() - started, roots_gib=roots)
-    sides, _ = tid._prepare(*queries, 0, 0)
-    figures.note(queries_gib=size_of([list(vars(side).values()) for side in sides.values()]) / GIB)
-    figures.turns("score pass", lambda: tid._kernel(sides, x, cond, 0, indices), base)
+    with alone(lock):
+        fit_pass(tid, figures, x, cond, base)
+        started = time.perf_counter()
+        figures.note(fit_peak_gib=peak(lambda: tid.fit(data, kind.batch)), fit_images=len(data))
+        roots = size_of(tid.curvature.roots) / GIB
+        figures.note(fit_seconds=time.perf_counter() - started, roots_gib=roots)
+        sides, _ = tid._prepare(*queries, 0, 0)
+        figures.note(
+            queries_gib=size_of([list(vars(side).values()) for side in sides.values()]) / GIB
+        )
+        figures.turns("score pass", lambda: tid._kernel(sides, x, cond, 0, indices), base)
 
 
 def measured(report: Report, key: str, kind: Kind, arguments: argparse.Namespace) -> bool:
     """Measure a network, and give back what it took; whether its memory sufficed."""
     figures = Figures(report, key, kind, arguments.repeats)
     try:
-        measure(kind, figures, arguments.compile)
+        measure(kind, figures, arguments.compile, arguments.lock)
         figures.note(finished=True, compiled=arguments.compile)
         return True
     except torch.OutOfMemoryError as error:
@@ -298,6 +315,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="results.json and results.md")
     parser.add_argument("--networks", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--compile", action="store_true", help="TID's passes too: minutes each")
+    parser.add_argument("--lock", type=Path, help="a file, held while something is measured")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--smoke", action="store_true", help="tiny networks")
     arguments = parser.parse_args()
