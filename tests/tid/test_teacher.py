@@ -21,6 +21,7 @@ import wherefrom
 from helpers import PROCESSES, Doubled, Noise, contents, kept, small_dit, stirred
 from wherefrom.artefacts import files
 from wherefrom.attribution.top import TopK
+from wherefrom.diffusion import calling
 from wherefrom.factors import kernel
 from wherefrom.layers.kinds import Part
 from wherefrom.reference import Reference
@@ -586,6 +587,19 @@ def test_a_store_of_another_curvature_is_refused_whichever_is_asked_for(tmp_path
     with pytest.raises(wherefrom.WherefromError, match="holds another curvature"):
         fitted_before.fit(Noise(6), batch_size=4, samples=3, store=tmp_path)
     assert fitted_before.about["samples"] == 6, "a refused fit leaves the earlier one whole"
+
+
+def test_a_pass_does_not_look_through_the_network_at_every_layer(usual, monkeypatch):
+    """Where a network has thousands of parameters, that would take longer than the pass."""
+    tid, queries, _ = usual
+    asked = []
+    true = calling.leading
+    monkeypatch.setattr(calling, "leading", lambda network: asked.append(1) or true(network))
+    sides, _ = tid._prepare(queries, None, 0, 0)
+    asked.clear()
+    tid._kernel(sides, Noise(10).x, None, 0, list(range(10)))
+    assert len(tid.denoiser.layers) > 8
+    assert len(asked) <= 4
 
 
 def test_more_samples_than_there_are_images_are_all_of_them():

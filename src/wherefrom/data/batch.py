@@ -55,13 +55,13 @@ def leading(network: nn.Module) -> Tensor | None:
     none of 8 bits and none of what diffusers keeps in float32 whatever the rest is in.
     """
     kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
-    floating = [
-        (name, one)
-        for name, one in network.named_parameters()
-        if one.is_floating_point() and one.itemsize > 1
-    ]
-    first = next((one for name, one in floating if not any(part in name for part in kept)), None)
-    return floating[0][1] if first is None and floating else first
+    first: Tensor | None = None
+    for name, one in network.named_parameters():  # asked for often: rarely more than one is seen
+        if one.is_floating_point() and one.itemsize > 1:
+            if not any(part in name for part in kept):
+                return one
+            first = one if first is None else first
+    return first
 
 
 def check_batch(x: Any, cond: Any) -> None:

@@ -239,6 +239,7 @@ class Probe:
             self._levels.check(x, cond)
         process, target = self.denoiser.process, self.target
         noise = noise.to(x.dtype).to(x.device, non_blocking=True)
+        dtype = self.dtype
 
         def of_target(output: Tensor) -> Tensor:  # Eq. 3, and RQ1
             if target == "sum":
@@ -253,7 +254,7 @@ class Probe:
             a, b = factors
             # autocast is for the network; the kernel chooses for itself
             with torch.autocast(x.device.type, enabled=False):
-                consume(part, Factors(None if a is None else a.to(self.dtype), b.to(self.dtype)))
+                consume(part, Factors(None if a is None else a.to(dtype), b.to(dtype)))
 
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             output, streams = self._capture.run(
