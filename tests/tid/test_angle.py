@@ -202,6 +202,17 @@ def test_a_student_learns_the_angle() -> None:
     assert tide.about["teacher"]["similarity"] == "cosine"
 
 
+@pytest.mark.parametrize("similarities", [("kernel", "cosine"), ("cosine", "relative")])
+def test_a_students_folder_is_not_taken_up_by_a_teacher_of_another_similarity(
+    similarities: tuple[str, str], tmp_path: Path
+) -> None:
+    size = {"batch_size": 6, "dim": 8, "hidden": 8, "heads": 2}
+    one, other = (tid_of(similarity).fit(DATA) for similarity in similarities)
+    wherefrom.TIDE.distill(one, DATA, epochs=1, store=tmp_path, **size)  # type: ignore[arg-type]
+    with pytest.raises(wherefrom.WherefromError, match="similarity was"):
+        wherefrom.TIDE.distill(other, DATA, epochs=1, store=tmp_path, **size)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("correction", ["residual", "leverage"])
 def test_a_correction_beside_an_angle_is_refused(correction: str) -> None:
     with pytest.raises(wherefrom.WherefromError, match="choose one of them"):
