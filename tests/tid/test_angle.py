@@ -196,6 +196,27 @@ def test_an_image_without_a_gradient_is_like_nothing() -> None:
     assert (scores[:, 4] == 0).all()
 
 
+@pytest.mark.parametrize("similarity", ["kernel", "relative", "cosine"])
+def test_an_image_whose_gradient_is_not_finite_is_named(similarity: str) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Any, sigma: Any) -> Any:
+            large = x.abs().amax((1, 2, 3), keepdim=True) > 1e3
+            return self.layer(x) * torch.where(large, torch.nan, 1.0)
+
+    tid = wherefrom.TID(
+        wherefrom.Denoiser(Broken(), EDM),
+        wherefrom.Draws(EDM, (1, 8, 8), count=2),
+        similarity=similarity,  # type: ignore[arg-type]
+    ).fit(Noise(4).x)
+    data = [*Noise(4).x, torch.full((1, 8, 8), 1e6)]
+    with pytest.raises(wherefrom.WherefromError, match="item 4 has gradients that are not finite"):
+        tid.scores(QUERIES, data)
+
+
 def test_a_student_learns_the_angle() -> None:
     tid = tid_of().fit(DATA)
     tide = wherefrom.TIDE.distill(tid, DATA, epochs=1, batch_size=6, dim=8, hidden=8, heads=2)

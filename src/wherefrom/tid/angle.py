@@ -34,7 +34,8 @@ def squared(kernel: Tensor, similarity: Similarity, mine: Tensor, theirs: Tensor
 
 
 def _divided(tau: Tensor, by: Tensor) -> Tensor:
-    return torch.where(by > 0, tau / by.clamp_min(torch.finfo(by.dtype).tiny), 0.0)
+    # NaN stays: an image whose gradient is none must be found, not be like nothing
+    return torch.where(by <= 0, 0.0, tau / by.clamp_min(torch.finfo(by.dtype).tiny))
 
 
 class SelfKernels:
