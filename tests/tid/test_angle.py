@@ -100,6 +100,34 @@ def test_pairwise_has_the_angle_of_every_pair() -> None:
     assert torch.allclose(both.cpu().float(), scores, rtol=1e-3)
 
 
+@pytest.mark.parametrize("times", [1e-13, 1e11])
+def test_an_angle_of_tiny_or_huge_gradients_is_the_same(times: float) -> None:
+    """Their kernel is a float; its square is none."""
+
+    class Scaled(nn.Module):
+        def __init__(self, times: float) -> None:
+            super().__init__()
+            self.inner = stirred(small_dit(width=8, heads=2, depth=1, cond_width=8), 0.2)
+            self.times = times
+
+        def forward(self, x: Any, sigma: Any) -> Any:
+            return self.times * self.inner(x, sigma)
+
+    pairs, scores = [], []
+    for scale in (1.0, times):
+        tid = wherefrom.TID(
+            wherefrom.Denoiser(Scaled(scale), EDM),
+            wherefrom.Draws(EDM, (1, 8, 8), count=1),
+            normalize="none",
+            curvature="identity",
+            similarity="cosine",
+        ).fit(DATA)
+        pairs.append(tid.pairwise(DATA.x[:5], tid.draws[0]))
+        scores.append(tid.scores(DATA.x[:5], DATA))
+    assert torch.allclose(*scores, rtol=1e-3)
+    assert torch.allclose(*pairs, rtol=1e-3)
+
+
 def test_self_kernels_of_the_training_set_are_computed_once(own_kernels: list[int]) -> None:
     tid = tid_of().fit(DATA)
     first = tid.scores(QUERIES, DATA)

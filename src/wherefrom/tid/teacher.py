@@ -291,7 +291,7 @@ class TID(Attributor):
         kernel, found = self._kernel(sides, x, cond, m, indices, own=known is None)
         if known is None:
             known = own.noted(m, rows, found)
-        return squared(kernel.double(), self.settings.similarity, mine, known).float()
+        return squared(kernel, self.settings.similarity, mine, known).float()
 
     def _kernel(
         self,
