@@ -943,10 +943,55 @@ def test_one_image_alone_and_what_a_pipeline_returned_are_queries(tmp_path: Path
         assert torch.allclose(found[0][0], truth, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sd", "flux", "qwen_image", "wan", "ltx"])
+def test_whatever_a_pipeline_returns_is_the_same_query(name: str) -> None:
+    pipe, model, texts = shared(name), model_of(name), ["a cat", "the red moon"]
+    given = {**inputs(name)["given"], "num_inference_steps": 2}
+
+    def made(kind: str) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return pipe(texts, **given, generator=generator, output_type=kind)
+
+    # by hand: what the VAE is given lies in [-1, 1], channels before frames
+    pixels = next(iter(made("pt").values())).double() * 2 - 1
+    pixels = pixels.transpose(1, 2) if pixels.ndim == 5 else pixels
+    truth = model.encoder.latents(pixels.float())
+    for kind in ("pt", "np", "pil"):
+        found = model.queries(made(kind), texts)
+        assert torch.allclose(torch.stack([x for x, _ in found]), truth, atol=0.02), kind
+    latents = model.queries(made("latent"), texts)
+    assert not torch.allclose(latents[0][0], truth[0], atol=0.02)
+
+
+def test_outputs_in_a_list_are_all_their_images() -> None:
+    pipe, model = shared("sd"), model_of("sd")
+
+    def made(seed: int, kind: str) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        size = {"height": 16, "width": 16, "num_inference_steps": 2}
+        return pipe("a cat", **size, generator=generator, output_type=kind)
+
+    for kind in ("pil", "np", "pt", "latent"):
+        both = [made(seed, kind) for seed in (0, 1)]
+        found = model.queries(both, "a cat")
+        assert len(found) == 2
+        for one, output in zip(found, both, strict=True):
+            assert torch.allclose(one[0], model.queries(output, "a cat")[0][0], atol=1e-6)
+
+
+def test_sounds_as_arrays_are_sounds() -> None:
+    model = model_of("stable_audio")
+    sounds = noise(2, 2, *model.pixels).clamp(-1, 1)
+    truth = model.queries(sounds, "a cat")
+    found = model.queries(diffusers.AudioPipelineOutput(audios=sounds.numpy()), "a cat")
+    assert torch.equal(found[1][0], truth[1][0])
+
+
 def test_latents_in_a_list_or_alone_are_latents() -> None:
     model, x = model_of("sd"), noise(3, 4, 8, 8)
     assert torch.equal(model.queries(x[0], "a cat")[0][0], x[0])
     assert torch.equal(model.queries(list(x), "a cat")[2][0], x[2])
+    assert torch.equal(model.queries([x[:1], x[1:]], "a cat")[2][0], x[2])  # batches of them
 
 
 def test_latents_of_another_size_are_refused_as_such() -> None:
