@@ -731,6 +731,38 @@ def test_a_metadata_file_that_is_not_there_is_no_prompt(tmp_path: Path) -> None:
             model_of("sd").dataset(tmp_path, name)
 
 
+def test_a_path_that_is_there_is_no_prompt(tmp_path: Path) -> None:
+    pictures, texts = tmp_path / "pictures", tmp_path / "texts"
+    texts.mkdir()
+    pictures.mkdir()
+    Image.new("RGB", (16, 16)).save(pictures / "one.png")
+    with pytest.raises(wherefrom.WherefromError, match="no metadata file"):
+        model_of("sd").dataset(pictures, str(texts))
+
+
+def test_a_word_that_is_no_column_is_said_to_be_taken_for_a_prompt(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16)).save(tmp_path / "0.png")
+    row = {"file_name": "0.png", "text": "a 0", "alt": "the 0"}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(row))
+    with pytest.warns(UserWarning, match=r"'atl' is none of the columns \['alt', "):
+        assert model_of("sd").dataset(tmp_path, "atl").captions == ["atl"]
+
+
+def test_one_caption_of_numpys_is_one_of_pythons(tmp_path: Path) -> None:
+    model, x = model_of("sd"), noise(2, 4, 8, 8)
+    first = model.dataset(x, "a cat", cache=tmp_path)
+    assert model.dataset(x, np.str_("a cat"), cache=tmp_path).captions == first.captions
+    assert model.dataset(x, [np.str_("a cat")] * 2, cache=tmp_path).captions == first.captions
+    images = noise(2, 3, 16, 16).clamp(-1, 1)
+    assert model_of("dit").dataset(images, np.int64(1)).captions == [1, 1]
+
+
+@pytest.mark.parametrize("images", ["a cat " * 900, np.zeros((0, 16, 16, 3), np.float32)])
+def test_what_are_no_images_is_refused_in_a_sentence(images: Any) -> None:
+    with pytest.raises(wherefrom.WherefromError, match=r"is no folder|nothing in them"):
+        model_of("sd").queries(images, "a cat")
+
+
 def test_one_text_for_a_saved_data_set_is_a_column(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     from PIL import Image

@@ -5,7 +5,9 @@ set of pictures, or latents [N, C, h, w], and one text or class for each.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ class Given:
             images = [one for output in images for one in self.several(output)]
         if hasattr(images, "getbands"):  # PIL's
             return [images]
-        if isinstance(images, str | os.PathLike) and Path(images).is_file():
+        if isinstance(images, str | os.PathLike) and os.path.isfile(images):  # of any text
             return [images]
         if isinstance(images, Tensor | np.ndarray) and len(self._shape) == 3 and images.ndim == 3:
             tokens = isinstance(images, Tensor) and self._row.packing is not None
@@ -208,9 +210,10 @@ class Given:
                     f"{name} generates without a condition: leave captions and prompts out"
                 )
             return None
-        one = isinstance(captions, str) and not _names_something(images, captions)
-        if one or (isinstance(captions, int) and not isinstance(captions, bool)):
-            return [captions] * count
+        if isinstance(captions, str) and not _names_something(images, captions):
+            return [str(captions)] * count  # numpy has strings of its own
+        if not isinstance(captions, bool) and isinstance(captions, Integral):
+            return [int(captions)] * count
         texts = captions_of(images, captions)
         if texts is None:
             raise WherefromError(
@@ -236,6 +239,8 @@ def _is_float_array(x: Any) -> bool:
 
 def _bytes_of(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Arrays [..., H, W, C] as diffusers gives them (output_type="np"), in [0, 1], as bytes."""
+    if not images.size:
+        raise WherefromError(f"the arrays are {images.shape}, with nothing in them: give images")
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
         raise WherefromError(
@@ -248,8 +253,18 @@ def _bytes_of(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _names_something(images: Any, captions: str) -> bool:
     """Whether a text is the name of a column or of a file, and not a prompt for all images."""
-    if is_hub(images) or Path(captions).suffix.lower() in _TABLES:
+    # a word may be the name of a file by chance, a path may not
+    path = os.sep in captions and os.path.exists(captions)
+    if is_hub(images) or path or Path(captions).suffix.lower() in _TABLES:
         return True
     if not isinstance(images, str | os.PathLike):
         return False
-    return is_saved(Path(images)) or captions in metadata_columns(Path(images))
+    if is_saved(Path(images)):
+        return True
+    columns = metadata_columns(Path(images))
+    if columns and captions not in columns and not re.search(r"\s", captions):
+        say(
+            f"captions {captions!r:.60} is none of the columns {sorted(columns)} of the metadata "
+            "beside the images, and is taken for the prompt of all of them"
+        )
+    return captions in columns
