@@ -731,6 +731,38 @@ def test_a_metadata_file_that_is_not_there_is_no_prompt(tmp_path: Path) -> None:
             model_of("sd").dataset(tmp_path, name)
 
 
+def test_a_path_that_is_there_is_no_prompt(tmp_path: Path) -> None:
+    pictures, texts = tmp_path / "pictures", tmp_path / "texts"
+    texts.mkdir()
+    pictures.mkdir()
+    Image.new("RGB", (16, 16)).save(pictures / "one.png")
+    with pytest.raises(wherefrom.WherefromError, match="no metadata file"):
+        model_of("sd").dataset(pictures, str(texts))
+
+
+def test_a_word_that_is_no_column_is_said_to_be_taken_for_a_prompt(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16)).save(tmp_path / "0.png")
+    row = {"file_name": "0.png", "text": "a 0", "alt": "the 0"}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(row))
+    with pytest.warns(UserWarning, match=r"'atl' is none of the columns \['alt', "):
+        assert model_of("sd").dataset(tmp_path, "atl").captions == ["atl"]
+
+
+def test_one_caption_of_numpys_is_one_of_pythons(tmp_path: Path) -> None:
+    model, x = model_of("sd"), noise(2, 4, 8, 8)
+    first = model.dataset(x, "a cat", cache=tmp_path)
+    assert model.dataset(x, np.str_("a cat"), cache=tmp_path).captions == first.captions
+    assert model.dataset(x, [np.str_("a cat")] * 2, cache=tmp_path).captions == first.captions
+    images = noise(2, 3, 16, 16).clamp(-1, 1)
+    assert model_of("dit").dataset(images, np.int64(1)).captions == [1, 1]
+
+
+@pytest.mark.parametrize("images", ["a cat " * 900, np.zeros((0, 16, 16, 3), np.float32)])
+def test_what_are_no_images_is_refused_in_a_sentence(images: Any) -> None:
+    with pytest.raises(wherefrom.WherefromError, match=r"is no folder|nothing in them"):
+        model_of("sd").queries(images, "a cat")
+
+
 def test_one_text_for_a_saved_data_set_is_a_column(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     from PIL import Image
@@ -943,10 +975,55 @@ def test_one_image_alone_and_what_a_pipeline_returned_are_queries(tmp_path: Path
         assert torch.allclose(found[0][0], truth, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sd", "flux", "qwen_image", "wan", "ltx"])
+def test_whatever_a_pipeline_returns_is_the_same_query(name: str) -> None:
+    pipe, model, texts = shared(name), model_of(name), ["a cat", "the red moon"]
+    given = {**inputs(name)["given"], "num_inference_steps": 2}
+
+    def made(kind: str) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return pipe(texts, **given, generator=generator, output_type=kind)
+
+    # by hand: what the VAE is given lies in [-1, 1], channels before frames
+    pixels = next(iter(made("pt").values())).double() * 2 - 1
+    pixels = pixels.transpose(1, 2) if pixels.ndim == 5 else pixels
+    truth = model.encoder.latents(pixels.float())
+    for kind in ("pt", "np", "pil"):
+        found = model.queries(made(kind), texts)
+        assert torch.allclose(torch.stack([x for x, _ in found]), truth, atol=0.02), kind
+    latents = model.queries(made("latent"), texts)
+    assert not torch.allclose(latents[0][0], truth[0], atol=0.02)
+
+
+def test_outputs_in_a_list_are_all_their_images() -> None:
+    pipe, model = shared("sd"), model_of("sd")
+
+    def made(seed: int, kind: str) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        size = {"height": 16, "width": 16, "num_inference_steps": 2}
+        return pipe("a cat", **size, generator=generator, output_type=kind)
+
+    for kind in ("pil", "np", "pt", "latent"):
+        both = [made(seed, kind) for seed in (0, 1)]
+        found = model.queries(both, "a cat")
+        assert len(found) == 2
+        for one, output in zip(found, both, strict=True):
+            assert torch.allclose(one[0], model.queries(output, "a cat")[0][0], atol=1e-6)
+
+
+def test_sounds_as_arrays_are_sounds() -> None:
+    model = model_of("stable_audio")
+    sounds = noise(2, 2, *model.pixels).clamp(-1, 1)
+    truth = model.queries(sounds, "a cat")
+    found = model.queries(diffusers.AudioPipelineOutput(audios=sounds.numpy()), "a cat")
+    assert torch.equal(found[1][0], truth[1][0])
+
+
 def test_latents_in_a_list_or_alone_are_latents() -> None:
     model, x = model_of("sd"), noise(3, 4, 8, 8)
     assert torch.equal(model.queries(x[0], "a cat")[0][0], x[0])
     assert torch.equal(model.queries(list(x), "a cat")[2][0], x[2])
+    assert torch.equal(model.queries([x[:1], x[1:]], "a cat")[2][0], x[2])  # batches of them
 
 
 def test_latents_of_another_size_are_refused_as_such() -> None:

@@ -100,6 +100,34 @@ def test_pairwise_has_the_angle_of_every_pair() -> None:
     assert torch.allclose(both.cpu().float(), scores, rtol=1e-3)
 
 
+@pytest.mark.parametrize("times", [1e-13, 1e11])
+def test_an_angle_of_tiny_or_huge_gradients_is_the_same(times: float) -> None:
+    """Their kernel is a float; its square is none."""
+
+    class Scaled(nn.Module):
+        def __init__(self, times: float) -> None:
+            super().__init__()
+            self.inner = stirred(small_dit(width=8, heads=2, depth=1, cond_width=8), 0.2)
+            self.times = times
+
+        def forward(self, x: Any, sigma: Any) -> Any:
+            return self.times * self.inner(x, sigma)
+
+    pairs, scores = [], []
+    for scale in (1.0, times):
+        tid = wherefrom.TID(
+            wherefrom.Denoiser(Scaled(scale), EDM),
+            wherefrom.Draws(EDM, (1, 8, 8), count=1),
+            normalize="none",
+            curvature="identity",
+            similarity="cosine",
+        ).fit(DATA)
+        pairs.append(tid.pairwise(DATA.x[:5], tid.draws[0]))
+        scores.append(tid.scores(DATA.x[:5], DATA))
+    assert torch.allclose(*scores, rtol=1e-3)
+    assert torch.allclose(*pairs, rtol=1e-3)
+
+
 def test_self_kernels_of_the_training_set_are_computed_once(own_kernels: list[int]) -> None:
     tid = tid_of().fit(DATA)
     first = tid.scores(QUERIES, DATA)
@@ -196,10 +224,42 @@ def test_an_image_without_a_gradient_is_like_nothing() -> None:
     assert (scores[:, 4] == 0).all()
 
 
+@pytest.mark.parametrize("similarity", ["kernel", "relative", "cosine"])
+def test_an_image_whose_gradient_is_not_finite_is_named(similarity: str) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Any, sigma: Any) -> Any:
+            large = x.abs().amax((1, 2, 3), keepdim=True) > 1e3
+            return self.layer(x) * torch.where(large, torch.nan, 1.0)
+
+    tid = wherefrom.TID(
+        wherefrom.Denoiser(Broken(), EDM),
+        wherefrom.Draws(EDM, (1, 8, 8), count=2),
+        similarity=similarity,  # type: ignore[arg-type]
+    ).fit(Noise(4).x)
+    data = [*Noise(4).x, torch.full((1, 8, 8), 1e6)]
+    with pytest.raises(wherefrom.WherefromError, match="item 4 has gradients that are not finite"):
+        tid.scores(QUERIES, data)
+
+
 def test_a_student_learns_the_angle() -> None:
     tid = tid_of().fit(DATA)
     tide = wherefrom.TIDE.distill(tid, DATA, epochs=1, batch_size=6, dim=8, hidden=8, heads=2)
     assert tide.about["teacher"]["similarity"] == "cosine"
+
+
+@pytest.mark.parametrize("similarities", [("kernel", "cosine"), ("cosine", "relative")])
+def test_a_students_folder_is_not_taken_up_by_a_teacher_of_another_similarity(
+    similarities: tuple[str, str], tmp_path: Path
+) -> None:
+    size = {"batch_size": 6, "dim": 8, "hidden": 8, "heads": 2}
+    one, other = (tid_of(similarity).fit(DATA) for similarity in similarities)
+    wherefrom.TIDE.distill(one, DATA, epochs=1, store=tmp_path, **size)  # type: ignore[arg-type]
+    with pytest.raises(wherefrom.WherefromError, match="similarity was"):
+        wherefrom.TIDE.distill(other, DATA, epochs=1, store=tmp_path, **size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("correction", ["residual", "leverage"])

@@ -5,6 +5,9 @@ set of pictures, or latents [N, C, h, w], and one text or class for each.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +45,14 @@ class Given:
 
     def several(self, images: Any) -> Any:
         """What a pipeline returned, or one image, as several."""
-        for name in ("images", "frames", "audios"):  # of a pipeline's output
-            if type(images).__module__.startswith("diffusers") and hasattr(images, name):
-                return self.several(getattr(images, name))
+        for name in ("images", "frames", "audios"):
+            if _is_output(images) and hasattr(images, name):
+                return self.several(self._generated(getattr(images, name)))
+        if isinstance(images, list | tuple) and images and all(map(_is_output, images)):
+            images = [one for output in images for one in self.several(output)]
         if hasattr(images, "getbands"):  # PIL's
             return [images]
-        if isinstance(images, str | os.PathLike) and Path(images).is_file():
+        if isinstance(images, str | os.PathLike) and os.path.isfile(images):  # of any text
             return [images]
         if isinstance(images, Tensor | np.ndarray) and len(self._shape) == 3 and images.ndim == 3:
             tokens = isinstance(images, Tensor) and self._row.packing is not None
@@ -55,7 +60,31 @@ class Given:
         listed = isinstance(images, list | tuple) and all(isinstance(x, Tensor) for x in images)
         if listed and images and {tuple(x.shape) for x in images} == {self._shape}:
             return torch.stack(list(images))
+        if listed and images and {tuple(x.shape[1:]) for x in images} == {self._shape}:
+            return torch.cat(list(images))  # batches of latents, one after the other
         return images
+
+    def _generated(self, made: Any) -> Any:
+        """What a pipeline made, as it is given elsewhere: tensors of images, and videos, are in
+        [0, 1] as a pipeline returns them, and videos have their frames first.
+        """
+        film = len(self._shape) == 4
+        if film and isinstance(made, list):  # of frames that are PIL's
+            arrays = [np.stack([np.asarray(frame) for frame in video]) for video in made]
+            made = np.stack(arrays).astype(np.float32) / 255
+        if isinstance(made, np.ndarray) and len(self._shape) != 3:
+            made = torch.from_numpy(made)
+            made = made.movedim(-1, 2) if film else made  # [N, F, C, H, W], [N, C, samples]
+        if not isinstance(made, Tensor) or len(self._shape) == 2 or self._is_latents(made):
+            return made
+        pixels = made.ndim == len(self._shape) + 1 and made.shape[-3] in (1, 3)
+        if not pixels or made.min() < 0 or made.max() > 1:
+            return made
+        made = made.float() * 2 - 1
+        return made.movedim(1, 2) if film else made
+
+    def _is_latents(self, x: Tensor) -> bool:
+        return tuple(x.shape[1:]) in (self._shape, self._packed)
 
     def latents(self, images: Any) -> Tensor | None:
         """Images that are latents already, [N, C, h, w]; None where they are images."""
@@ -82,16 +111,21 @@ class Given:
             )
         return images
 
+    @property
+    def _packed(self) -> tuple[int, ...]:
+        """The shape of one item's latents as the pipeline has them."""
+        packing = self._row.packing
+        if packing is None:
+            return self._shape
+        empty = torch.empty(1, *self._shape, device="meta")
+        return tuple(packing.packed(self._network, empty).shape[1:])
+
     def _unpacked(self, images: Tensor) -> Tensor:
         """Latents as the pipeline has them, [N, tokens, width] or [N, F, C, h, w], as items'."""
         packing = self._row.packing
-        if packing is None:
+        if packing is None or tuple(images.shape[1:]) != self._packed:
             return images
-        empty = torch.empty(1, *self._shape, device="meta")
-        packed = packing.packed(self._network, empty).shape[1:]
-        if images.shape[1:] != packed:
-            return images
-        if tuple(packed) == self._shape:
+        if self._packed == self._shape:
             raise WherefromError(
                 f"latents of {self._shape} may have their frames first, as "
                 f"{type(self._network).__name__} takes them, or their channels: give the videos, "
@@ -176,9 +210,10 @@ class Given:
                     f"{name} generates without a condition: leave captions and prompts out"
                 )
             return None
-        one = isinstance(captions, str) and not _names_something(images, captions)
-        if one or (isinstance(captions, int) and not isinstance(captions, bool)):
-            return [captions] * count
+        if isinstance(captions, str) and not _names_something(images, captions):
+            return [str(captions)] * count  # numpy has strings of its own
+        if not isinstance(captions, bool) and isinstance(captions, Integral):
+            return [int(captions)] * count
         texts = captions_of(images, captions)
         if texts is None:
             raise WherefromError(
@@ -193,12 +228,19 @@ class Given:
         return texts
 
 
+def _is_output(x: Any) -> bool:
+    """Whether something is what a pipeline returned."""
+    return type(x).__module__.startswith("diffusers") and isinstance(x, Mapping)
+
+
 def _is_float_array(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind == "f"
 
 
 def _bytes_of(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Arrays [..., H, W, C] as diffusers gives them (output_type="np"), in [0, 1], as bytes."""
+    if not images.size:
+        raise WherefromError(f"the arrays are {images.shape}, with nothing in them: give images")
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
         raise WherefromError(
@@ -211,8 +253,18 @@ def _bytes_of(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _names_something(images: Any, captions: str) -> bool:
     """Whether a text is the name of a column or of a file, and not a prompt for all images."""
-    if is_hub(images) or Path(captions).suffix.lower() in _TABLES:
+    # a word may be the name of a file by chance, a path may not
+    path = os.sep in captions and os.path.exists(captions)
+    if is_hub(images) or path or Path(captions).suffix.lower() in _TABLES:
         return True
     if not isinstance(images, str | os.PathLike):
         return False
-    return is_saved(Path(images)) or captions in metadata_columns(Path(images))
+    if is_saved(Path(images)):
+        return True
+    columns = metadata_columns(Path(images))
+    if columns and captions not in columns and not re.search(r"\s", captions):
+        say(
+            f"captions {captions!r:.60} is none of the columns {sorted(columns)} of the metadata "
+            "beside the images, and is taken for the prompt of all of them"
+        )
+    return captions in columns

@@ -107,7 +107,8 @@ def huggingface(
 
 def is_saved(path: Path) -> bool:
     """Whether a folder was made with save_to_disk."""
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+    # os.path takes any text for a name, also one too long to be one
+    return any(os.path.isfile(path / name) for name in ("dataset_dict.json", "state.json"))
 
 
 def open_saved(path: str | os.PathLike[str], split: str | None) -> Any:

@@ -92,11 +92,11 @@ def is_hub(images: Any) -> bool:
 def _in_folder(path: Path, size: Size | None, channels: int) -> LazyImages:
     if is_saved(path):
         return _on_hub(open_saved(path, None), size, channels)
-    if not path.is_dir():
-        what = "is a file" if path.is_file() else "is no folder"
+    if not os.path.isdir(path):
+        what = "is a file" if os.path.isfile(path) else "is no folder"
         raise WherefromError(
-            f"{path} {what}: give a folder, a list of files, or, of a data set on the hub, what "
-            "datasets.load_dataset gives"
+            f"{path!s:.200} {what}: give a folder, a list of files, or, of a data set on the hub, "
+            "what datasets.load_dataset gives"
         )
     return folder(path, size, channels)
 

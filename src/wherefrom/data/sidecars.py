@@ -100,7 +100,7 @@ def _one(value: Any, name: str) -> str | int:
     if isinstance(value, list | tuple) and value:
         value = value[0]
     if isinstance(value, str):
-        return value
+        return str(value)  # numpy has strings of its own
     if isinstance(value, bool) or not isinstance(value, Integral):
         kind = type(value).__name__
         raise WherefromError(

@@ -26,15 +26,16 @@ def squared(kernel: Tensor, similarity: Similarity, mine: Tensor, theirs: Tensor
     """tau of one draw from K [Q, B] and the self-kernels of queries [Q] and samples [B]: K^2, K^2 /
     K(i,i), or K^2 / (K(q,q) K(i,i)); what has no gradient at all is like nothing.
     """
-    tau = kernel**2
     if similarity == "kernel":
-        return tau
+        return kernel**2
+    tau = kernel.double() ** 2  # of a float whose square is none, too
     tau = _divided(tau, theirs.to(tau)[None, :])
-    return tau if similarity == "relative" else _divided(tau, mine.to(tau)[:, None])
+    return (tau if similarity == "relative" else _divided(tau, mine.to(tau)[:, None])).to(kernel)
 
 
 def _divided(tau: Tensor, by: Tensor) -> Tensor:
-    return torch.where(by > 0, tau / by.clamp_min(torch.finfo(by.dtype).tiny), 0.0)
+    # NaN stays: an image whose gradient is none must be found, not be like nothing
+    return torch.where(by <= 0, 0.0, tau / by.clamp_min(torch.finfo(by.dtype).tiny))
 
 
 class SelfKernels:

@@ -291,7 +291,7 @@ class TID(Attributor):
         kernel, found = self._kernel(sides, x, cond, m, indices, own=known is None)
         if known is None:
             known = own.noted(m, rows, found)
-        return squared(kernel.double(), self.settings.similarity, mine, known).float()
+        return squared(kernel, self.settings.similarity, mine, known).float()
 
     def _kernel(
         self,
@@ -359,5 +359,8 @@ class TID(Attributor):
 
     def identity(self) -> dict[str, Any]:
         """What the scores depend on."""
-        chosen = {"damping": self.settings.damping, "correction": self.settings.correction}
+        settings = self.settings
+        chosen: dict[str, Any] = {"damping": settings.damping, "correction": settings.correction}
+        if settings.similarity != "kernel":  # what was made before there was a choice goes on
+            chosen["similarity"] = settings.similarity
         return {**self.curvature.identity(), **chosen, "images": self.curvature.images}
