@@ -354,8 +354,10 @@ class TID(Attributor):
     @property
     def about(self) -> dict[str, Any]:
         """The method and every setting that changes a number."""
-        samples = self.curvature.images or None
-        return {"method": "TID", **self.probe.about, **asdict(self.settings), "samples": samples}
+        samples, settings = self.curvature.images or None, asdict(self.settings)
+        if settings["similarity"] == "kernel":  # as it was before there were others
+            del settings["similarity"]
+        return {"method": "TID", **self.probe.about, **settings, "samples": samples}
 
     def identity(self) -> dict[str, Any]:
         """What the scores depend on."""
