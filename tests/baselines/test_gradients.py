@@ -44,6 +44,29 @@ def test_dtrak_with_the_full_projection_is_the_influence_expression() -> None:
     )
 
 
+@pytest.mark.parametrize("count", [40, 10])  # images, beside 16 numbers of a gradient
+def test_its_cosine_is_that_of_the_same_expression(count: int) -> None:
+    denoiser, few, data = linear_denoiser(), draws(4), TRAIN[:count]
+    options = {"dim": "full", "lambda_rel": 0.1}
+    dtrak = DTRAK(denoiser, few, similarity="cosine", **options).fit(data, batch_size=16)
+    train, query = (
+        squared_features(denoiser, x, few, role)
+        for x, role in ((data, "train"), (QUERIES, "query"))
+    )
+    kernel = train.T @ train
+    inverse = np.linalg.inv(kernel + 0.1 * np.trace(kernel) / len(kernel) * np.eye(len(kernel)))
+    own = [np.einsum("nd,de,ne->n", x, inverse, x) for x in (query, train)]
+    truth = query @ inverse @ train.T / np.sqrt(np.outer(*own))
+    np.testing.assert_allclose(dtrak.scores(QUERIES, data).numpy(), truth, atol=2e-3)
+    assert dtrak.about["similarity"] == "cosine"
+    assert "similarity" not in DTRAK(denoiser, few, **options).about
+
+
+def test_das_has_no_cosine() -> None:
+    with pytest.raises(wherefrom.WherefromError, match="similarity is 'cosine'; DAS has 'kernel'"):
+        small("DAS", similarity="cosine")
+
+
 def test_trak_differs_from_dtrak_in_its_target() -> None:
     denoiser, few = linear_denoiser(), draws(2)
     trak = TRAK(denoiser, few, dim="full", lambda_rel=0.1).fit(TRAIN)

@@ -81,3 +81,13 @@ def test_lambdas_that_cannot_be_are_refused() -> None:
 def test_features_that_are_all_zero_are_refused() -> None:
     with pytest.raises(wherefrom.WherefromError, match="every feature is 0"):
         ridge(torch.zeros(5, 3), Regularisation(relative=0.1))
+
+
+@pytest.mark.parametrize("shape", [(50, 12), (12, 50), (20, 20)], ids=str)
+def test_the_kernel_of_a_query_with_itself_is_the_closed_form(shape: tuple[int, int]) -> None:
+    phi, queries = features(*shape), features(5, shape[1])
+    fitted = ridge(phi, Regularisation(relative=0.1))
+    x = queries.double().numpy()
+    truth = np.einsum("qd,de,qe->q", x, inverse(phi, fitted.value), x)
+    np.testing.assert_allclose(fitted.own(queries).numpy(), truth, rtol=1e-4)
+    np.testing.assert_allclose(fitted.own(phi).numpy(), fitted.leverage().numpy(), rtol=1e-3)

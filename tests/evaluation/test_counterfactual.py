@@ -302,8 +302,8 @@ KERNEL |= {"effective_dim": 0.2, "precision": "bf16"}
 SETTINGS: dict[str, tuple[Callable[..., Attributor], dict[str, Any]]] = {
     "Pixel": (Pixel, {"metric": "l2"}),
     "Activations": (partial(Encoder.activations, DENOISER), {"dtype": "float32"}),
-    "D-TRAK": (partial(DTRAK, DENOISER), KERNEL),
-    "TRAK": (partial(TRAK, DENOISER), KERNEL),
+    "D-TRAK": (partial(DTRAK, DENOISER), {**KERNEL, "similarity": "cosine"}),
+    "TRAK": (partial(TRAK, DENOISER), {**KERNEL, "similarity": "cosine"}),
     "DAS": (partial(DAS, DENOISER), {**KERNEL, "target": "sum"}),
     "K-FAC influence": (
         partial(KFACInfluence, DENOISER),
@@ -334,9 +334,10 @@ def settings_of(name: str) -> set[str]:
     """The settings that a method can be given, by its signature."""
     make = distill.Settings if name == "TIDE" else SETTINGS[name][0]
     named = set(inspect.signature(make).parameters) | ({"samples"} if name == "TIDE" else set())
-    # of a method with one target there is no other
-    one_target = {"target"} if name in ("D-TRAK", "TRAK") else set()
-    return named - {"draws"} - NO_NUMBER - one_target
+    # of a method with one target, or one similarity, there is no other
+    single = {"target"} if name in ("D-TRAK", "TRAK") else set()
+    single |= {"similarity"} if name == "DAS" else set()
+    return named - {"draws"} - NO_NUMBER - single
 
 
 def about(make: Callable[..., Attributor], *draws: Any, **how: Any) -> dict[str, Any]:

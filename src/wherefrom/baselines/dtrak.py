@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..attribution.attributor import Chunks
@@ -25,10 +26,20 @@ class DTRAK(ProjectedGradients):
     """
 
     targets: ClassVar[tuple[Target, ...]] = ("squared",)
+    similarities = ("kernel", "cosine")
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
-        """The kernel of every query with chunk after chunk of the training set."""
-        return self.kernel.chunks(self.query_features(queries, dataset, batch_size))
+        """The kernel, or the cosine, of every query with chunk after chunk of the training set."""
+        features = self.query_features(queries, dataset, batch_size)
+        found = self.kernel.chunks(features)
+        return found if self.similarity == "kernel" else self._angles(features, found)
+
+    def _angles(self, features: Tensor, found: Chunks) -> Chunks:
+        """K(q,i) / sqrt(K(q,q) K(i,i)); what has no gradient is like nothing."""
+        mine, theirs = self.kernel.own(features).sqrt(), self.kernel.leverage().sqrt()
+        for first, scores in found:
+            scale = mine[:, None].to(scores) * theirs[first : first + scores.shape[1]].to(scores)
+            yield first, torch.where(scale > 0, scores / scale.clamp_min(1e-30), 0.0)
 
 
 class TRAK(DTRAK):

@@ -7,7 +7,7 @@ Images are noised independently of each other, at the noise levels of the draws.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class ProjectedGradients(Attributor):
         effective_dim: without either of them, lambda is chosen so that the kernel's effective
             dimension is this share of what it could be.
         target: what is differentiated; None: the method's own.
+        similarity: "kernel", or, of D-TRAK and TRAK, "cosine": over the roots of the self-kernels
+            of both sides.
         precision: "bf16" or "fp32"; None: bf16 on CUDA, the network's own elsewhere.
         compile: run the passes through torch.compile; None: on CUDA, where there are enough of them
             to repay it.
@@ -52,6 +54,7 @@ class ProjectedGradients(Attributor):
     unit = False  # whether a draw's projected gradient is normalised before the average
     errors = False  # whether the images' losses at each draw are kept beside
     targets: ClassVar[tuple[Target, ...]]  # that the method has; the first is the default
+    similarities: ClassVar[tuple[str, ...]] = ("kernel",)
 
     def __init__(
         self,
@@ -65,10 +68,15 @@ class ProjectedGradients(Attributor):
         effective_dim: float = 0.1,
         *,
         target: Target | None = None,
+        similarity: Literal["kernel", "cosine"] = "kernel",
         precision: Precision | None = None,
         compile: bool | None = None,
     ) -> None:
         target = self.targets[0] if target is None else target
+        if similarity not in self.similarities:
+            known = " and ".join(map(repr, self.similarities))
+            raise WherefromError(f"similarity is {similarity!r}; {self._name} has {known}")
+        self.similarity = similarity
         if target not in self.targets:
             raise WherefromError(
                 f"target is {target!r}; {self._name} has {' and '.join(map(repr, self.targets))}"
@@ -197,6 +205,8 @@ class ProjectedGradients(Attributor):
     def about(self) -> dict[str, Any]:
         """The method and every setting that changes a number, the projection among them."""
         how = {**self._probe.about, **self._sketch.about, **self._regularisation.about}
+        if self.similarity != "kernel":  # what was said before there was a choice stays
+            how["similarity"] = self.similarity
         return {"method": self._name, **how}
 
     @property

@@ -147,6 +147,17 @@ class Ridge:
         for first, some in self._rows():
             yield first, (some.to(self._device) @ solved).T
 
+    def own(self, queries: Tensor) -> Tensor:
+        """phi_q^T (Phi^T Phi + lambda)^-1 phi_q of queries [Q, dim]: [Q] float64."""
+        queries = queries.to(self._device).double()
+        if self._dual:  # (|phi|^2 - k^T (Phi Phi^T + lambda)^-1 k) / lambda, with k = Phi phi
+            rows = [queries @ some.to(self._device).double().T for _, some in self._rows()]
+            inside = torch.cat(rows, 1).T  # [N, Q]
+            seen = (inside * torch.cholesky_solve(inside, self._factor)).sum(0)
+            return ((queries**2).sum(1) - seen).clamp_min(0) / self.value
+        half = torch.linalg.solve_triangular(self._factor, queries.T, upper=False)
+        return (half**2).sum(0)
+
     def leverage(self) -> Tensor:
         """h_i = phi_i^T (Phi^T Phi + lambda)^-1 phi_i, in [0, 1): [N] float32."""
         if self._dual:  # the diagonal of K (K + lambda)^-1 = 1 - lambda (K + lambda)^-1
