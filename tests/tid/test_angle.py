@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import wherefrom
-from helpers import Noise, small_dit, stirred
+from helpers import Noise, contents, small_dit, stirred
 from wherefrom.tid import teacher
 
 EDM = wherefrom.EDM()
@@ -185,6 +185,26 @@ def test_a_pass_that_was_interrupted_goes_on_from_what_it_had_found(
     # the queries' three at every chunk, and the training images' four of the last chunk alone
     trained = sum(1 for size in own_kernels if size == 4)
     assert trained == sum(1 for size in own_kernels if size == 3) / 3
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_curvature_that_may_only_be_read_has_angles_too(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tid = tid_of().fit(DATA, store=tmp_path / "tid")
+    if begun:  # self-kernels of some images lie there, of others not
+        monkeypatch.setattr(teacher, "_SCORES", 4 * len(QUERIES))
+        monkeypatch.setattr("wherefrom.artefacts.pace.Pace.seconds", 0.0)
+        monkeypatch.setattr("wherefrom.artefacts.pace.Pace.times", 0.0)
+        chunks = tid.chunks(QUERIES, DATA, 4)
+        next(chunks)
+        chunks.close()  # type: ignore[attr-defined]
+    before = contents(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    loaded = wherefrom.TID.load(tmp_path / "tid", tid.denoiser)
+    scores = loaded.scores(QUERIES, DATA)
+    assert torch.allclose(scores, tid_of().fit(DATA).scores(QUERIES, DATA), rtol=1e-5)
+    assert contents(tmp_path) == before
 
 
 def test_other_damping_has_other_self_kernels(tmp_path: Path) -> None:
