@@ -265,6 +265,34 @@ def test_an_image_whose_gradient_is_not_finite_is_named(similarity: str) -> None
         tid.scores(QUERIES, data)
 
 
+@pytest.mark.parametrize("similarity", ["kernel", "relative", "cosine"])
+def test_images_that_share_no_layer_with_a_query_score_nothing(similarity: str) -> None:
+    class Routed(nn.Module):
+        """Each class has a layer of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x: Any, sigma: Any, cond: Any) -> Any:
+            if bool((cond == cond[0]).all()):
+                return self.layers[int(cond[0])](x)
+            first = (cond == 0)[:, None, None, None]
+            return torch.where(first, self.layers[0](x), self.layers[1](x))
+
+    data = [(x, torch.tensor(place % 2)) for place, x in enumerate(Noise(6).x)]
+    queries = [(x, torch.tensor(0)) for x in QUERIES]
+    tid = wherefrom.TID(
+        wherefrom.Denoiser(Routed(), EDM),
+        wherefrom.Draws(EDM, (1, 8, 8), count=2),
+        similarity=similarity,  # type: ignore[arg-type]
+    ).fit(data)
+    scores = tid.scores(queries, data, batch_size=1)
+    assert (scores[:, 1::2] == 0).all()
+    assert (scores[:, ::2] > 0).all()
+    assert torch.allclose(scores, tid.scores(queries, data), rtol=1e-4)
+
+
 def test_a_student_learns_the_angle() -> None:
     tid = tid_of().fit(DATA)
     tide = wherefrom.TIDE.distill(tid, DATA, epochs=1, batch_size=6, dim=8, hidden=8, heads=2)
