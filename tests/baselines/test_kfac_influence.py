@@ -102,3 +102,29 @@ def test_scores_before_fit_are_refused() -> None:
         KFACInfluence(model, wherefrom.Draws(model.process, (1, 8, 8), 2)).scores(
             Noise(2).x, Noise(20)
         )
+
+
+def test_images_that_share_no_layer_with_a_query_score_nothing() -> None:
+    class Routed(torch.nn.Module):
+        """Each class has a layer of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x: torch.Tensor, sigma: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+            both = torch.stack([layer(x) for layer in self._used(cond)])
+            return both[(cond - cond.min()), torch.arange(len(x))]
+
+        def _used(self, cond: torch.Tensor) -> list[torch.nn.Module]:
+            return [self.layers[label] for label in sorted(set(cond.tolist()))]
+
+    data = [(x, torch.tensor(place % 2)) for place, x in enumerate(Noise(6).x)]
+    queries = [(x, torch.tensor(0)) for x in Noise(8).x[6:]]
+    edm = wherefrom.EDM()
+    method = KFACInfluence(
+        wherefrom.Denoiser(Routed(), edm), wherefrom.Draws(edm, (1, 8, 8), count=2)
+    ).fit(data)
+    scores = method.scores(queries, data, batch_size=1)
+    assert (scores[:, 1::2] == 0).all()
+    assert (scores[:, ::2] != 0).all()

@@ -109,6 +109,15 @@ def test_of_text_and_image_in_one_tensor_the_positions_are_said():
         block.image((joined, joined))
 
 
+@pytest.mark.parametrize(
+    "element", [slice(-30, None), slice(4, 4), slice(30, None), slice(None, 30), slice(9, 4, -1)]
+)
+def test_positions_that_an_output_does_not_have_are_refused(element: slice) -> None:
+    block = Block("middle", nn.Linear(12, 12), (3, 8, 8), element)
+    with pytest.raises(wherefrom.WherefromError, match=r"returns a tensor \(2, 20, 12\)"):
+        block.image(torch.zeros(2, 20, 12))
+
+
 def test_other_positions_are_other_streams():
     network = Pictures(ORDERS["text first"])
     said = [

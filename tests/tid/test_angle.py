@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import wherefrom
-from helpers import Noise, small_dit, stirred
+from helpers import Noise, contents, small_dit, stirred
 from wherefrom.tid import teacher
 
 EDM = wherefrom.EDM()
@@ -187,6 +187,26 @@ def test_a_pass_that_was_interrupted_goes_on_from_what_it_had_found(
     assert trained == sum(1 for size in own_kernels if size == 3) / 3
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_curvature_that_may_only_be_read_has_angles_too(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tid = tid_of().fit(DATA, store=tmp_path / "tid")
+    if begun:  # self-kernels of some images lie there, of others not
+        monkeypatch.setattr(teacher, "_SCORES", 4 * len(QUERIES))
+        monkeypatch.setattr("wherefrom.artefacts.pace.Pace.seconds", 0.0)
+        monkeypatch.setattr("wherefrom.artefacts.pace.Pace.times", 0.0)
+        chunks = tid.chunks(QUERIES, DATA, 4)
+        next(chunks)
+        chunks.close()  # type: ignore[attr-defined]
+    before = contents(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    loaded = wherefrom.TID.load(tmp_path / "tid", tid.denoiser)
+    scores = loaded.scores(QUERIES, DATA)
+    assert torch.allclose(scores, tid_of().fit(DATA).scores(QUERIES, DATA), rtol=1e-5)
+    assert contents(tmp_path) == before
+
+
 def test_other_damping_has_other_self_kernels(tmp_path: Path) -> None:
     tid_of(damping=0.1).fit(DATA, store=tmp_path).scores(QUERIES, DATA)
     other = tid_of(damping=0.5).fit(DATA, store=tmp_path).scores(QUERIES, DATA)
@@ -243,6 +263,34 @@ def test_an_image_whose_gradient_is_not_finite_is_named(similarity: str) -> None
     data = [*Noise(4).x, torch.full((1, 8, 8), 1e6)]
     with pytest.raises(wherefrom.WherefromError, match="item 4 has gradients that are not finite"):
         tid.scores(QUERIES, data)
+
+
+@pytest.mark.parametrize("similarity", ["kernel", "relative", "cosine"])
+def test_images_that_share_no_layer_with_a_query_score_nothing(similarity: str) -> None:
+    class Routed(nn.Module):
+        """Each class has a layer of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x: Any, sigma: Any, cond: Any) -> Any:
+            if bool((cond == cond[0]).all()):
+                return self.layers[int(cond[0])](x)
+            first = (cond == 0)[:, None, None, None]
+            return torch.where(first, self.layers[0](x), self.layers[1](x))
+
+    data = [(x, torch.tensor(place % 2)) for place, x in enumerate(Noise(6).x)]
+    queries = [(x, torch.tensor(0)) for x in QUERIES]
+    tid = wherefrom.TID(
+        wherefrom.Denoiser(Routed(), EDM),
+        wherefrom.Draws(EDM, (1, 8, 8), count=2),
+        similarity=similarity,  # type: ignore[arg-type]
+    ).fit(data)
+    scores = tid.scores(queries, data, batch_size=1)
+    assert (scores[:, 1::2] == 0).all()
+    assert (scores[:, ::2] > 0).all()
+    assert torch.allclose(scores, tid.scores(queries, data), rtol=1e-4)
 
 
 def test_a_student_learns_the_angle() -> None:

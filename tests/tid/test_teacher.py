@@ -266,7 +266,7 @@ def test_scores_are_the_mean_over_draws_taken_one_at_a_time(usual):
     singles = []
     for m in range(2):
         sides, _ = tid._prepare(queries, None, m, 0)
-        kernels, _ = tid._kernel(sides, Noise(10).x, None, m, list(range(10)))
+        kernels, _ = tid._kernel(sides, len(queries), Noise(10).x, None, m, list(range(10)))
         singles.append(kernels**2)
     assert torch.allclose(torch.stack(singles).mean(0), scores, rtol=1e-5)
 

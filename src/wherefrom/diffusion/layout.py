@@ -87,14 +87,23 @@ class Block:
         positions = isinstance(self._element, slice) and isinstance(output, Tensor)
         try:
             chosen = output[:, self._element] if positions else output[self._element]
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError, ValueError):
             chosen = None
+        if positions and chosen is not None and self._beyond(output.shape[1]):
+            chosen = None  # Python cuts a slice short, and text would be taken for the image
         if not isinstance(chosen, Tensor) or isinstance(output, Tensor) != positions:
             raise WherefromError(
                 f"blocks says that element {self._element!r} of the output of {self.name} is the "
                 f"image's, but it returns {_described(output)}"
             )
         return chosen
+
+    def _beyond(self, count: int) -> bool:
+        """Whether a slice has ends that so many positions do not have, or has none of them."""
+        assert isinstance(self._element, slice)
+        ends = (self._element.start, self._element.stop)
+        short = any(end is not None and abs(end) > count for end in ends)
+        return short or not range(count)[self._element]
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a shape can be that of an image's activations: a grid like the image's, or as
@@ -185,4 +194,6 @@ def _described(output: Any) -> str:
         return f"{len(output)} elements"
     if isinstance(output, Mapping):
         return f"the elements {', '.join(map(repr, output))}"
+    if isinstance(output, Tensor):
+        return f"a tensor {tuple(output.shape)}"
     return f"a {type(output).__name__}"

@@ -14,9 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.artefact import Artefact, Folder, there
+from ..artefacts.files import check_folder
 from ..artefacts.identity import fingerprint
 from ..artefacts.pace import Pace
+from ..errors import WherefromError
 
 Similarity = Literal["kernel", "relative", "cosine"]
 _KIND, _VALUES = "self-kernels", "values"
@@ -38,6 +40,14 @@ def _divided(tau: Tensor, by: Tensor) -> Tensor:
     return torch.where(by <= 0, 0.0, tau / by.clamp_min(torch.finfo(by.dtype).tiny))
 
 
+def _writable(place: Path) -> bool:
+    try:
+        check_folder(place)
+    except WherefromError:
+        return False
+    return True
+
+
 class SelfKernels:
     """K(i, i) of every training image at every draw, as far as they are known.
 
@@ -57,6 +67,10 @@ class SelfKernels:
         device: torch.device,
     ) -> None:
         place = None if folder is None else Path(folder) / f"{_KIND}-{fingerprint(identity)}"
+        # a curvature that may only be read is still one to compare under
+        self._writes = place is None or _writable(place)
+        if place is not None and not self._writes and not there(place):
+            place = None
         self._artefact = Artefact.claim(place, _KIND, identity)
         self._pace, self._new = Pace(), False
         if self._artefact.state:
@@ -78,7 +92,7 @@ class SelfKernels:
 
     def keep(self, at_once: bool = False) -> None:
         """Write them down, whenever it is time."""
-        if self._new and (at_once or self._pace.due):
+        if self._new and self._writes and (at_once or self._pace.due):
             with self._pace.writing():
                 self._artefact.finish({"kept": True}, **{_VALUES: {_VALUES: self._values.cpu()}})
             self._new, self._whole = False, not bool(self._values.isnan().any())

@@ -285,10 +285,10 @@ class TID(Attributor):
     ) -> Tensor:
         """tau of every query with a batch of training images at one draw, [Q, B]."""
         if own is None:
-            return self._kernel(sides, x, cond, m, indices)[0].float() ** 2
+            return self._kernel(sides, len(mine), x, cond, m, indices)[0].float() ** 2
         rows = slice(indices[0], indices[-1] + 1)
         known = own.at(m, rows)
-        kernel, found = self._kernel(sides, x, cond, m, indices, own=known is None)
+        kernel, found = self._kernel(sides, len(mine), x, cond, m, indices, own=known is None)
         if known is None:
             known = own.noted(m, rows, found)
         return squared(kernel, self.settings.similarity, mine, known).float()
@@ -296,6 +296,7 @@ class TID(Attributor):
     def _kernel(
         self,
         sides: dict[str, Side],
+        queries: int,
         x: Tensor,
         cond: Cond,
         m: int,
@@ -322,7 +323,8 @@ class TID(Attributor):
             total = found if total is None else total.add_(found)
 
         outcome = self.probe.run(x, cond, m, "train", indices, consume)
-        assert total is not None
+        if total is None:  # no layer has gradients of both
+            total = alone.new_zeros(queries, len(x))
         if correction is not None:
             total = total * outcome.residual()
         if correction == "leverage":
