@@ -256,7 +256,8 @@ def measure(kind: Kind, figures: Figures, compile: bool, lock: Path | None) -> N
         figures.note(
             queries_gib=size_of([list(vars(side).values()) for side in sides.values()]) / GIB
         )
-        figures.turns("score pass", lambda: tid._kernel(sides, x, cond, 0, indices), base)
+        count = kind.queries
+        figures.turns("score pass", lambda: tid._kernel(sides, count, x, cond, 0, indices), base)
 
 
 def measured(report: Report, key: str, kind: Kind, arguments: argparse.Namespace) -> bool:

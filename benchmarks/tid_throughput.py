@@ -58,7 +58,7 @@ def passes(tid: wherefrom.TID, queries: Tensor, x: Tensor) -> dict[str, Callable
     (sides, _), indices = tid._prepare(queries, None, DRAW, 0), list(range(len(x)))
     moments = Moments(tid.probe.parts, x.device, torch.float32)
     return {
-        "score pass": lambda: tid._kernel(sides, x, None, DRAW, indices),
+        "score pass": lambda: tid._kernel(sides, len(queries), x, None, DRAW, indices),
         "curvature pass": lambda: tid.curvature._add(moments, x, None, DRAW, indices),
         "pairwise": lambda: tid.pairwise(x, tid.draws[DRAW]),
         "factors only": lambda: tid.probe.run(

@@ -597,7 +597,7 @@ def test_a_pass_does_not_look_through_the_network_at_every_layer(usual, monkeypa
     monkeypatch.setattr(calling, "leading", lambda network: asked.append(1) or true(network))
     sides, _ = tid._prepare(queries, None, 0, 0)
     asked.clear()
-    tid._kernel(sides, Noise(10).x, None, 0, list(range(10)))
+    tid._kernel(sides, len(queries), Noise(10).x, None, 0, list(range(10)))
     assert len(tid.denoiser.layers) > 8
     assert len(asked) <= 4
 
