@@ -289,7 +289,7 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
         draft = path.with_suffix(".draft")
         torch.save(make(), draft)
         draft.rename(path)
-    return torch.load(path)
+    return torch.load(path, weights_only=True)
 
 
 def plant(
@@ -347,7 +347,10 @@ def plant(
 def draw(name: str, held: tuple[list[Image.Image], list[str]], arguments: Any) -> None:
     """The figure of what was made, where there is matplotlib."""
     out = arguments.out / name
-    images, scores = torch.load(out / "generated.pt")["images"], torch.load(out / "scores.pt")[0]
+    made, scored = (
+        torch.load(out / name, weights_only=True) for name in ("generated.pt", "scores.pt")
+    )
+    images, scores = made["images"], scored[0]
     look_alikes = [look_alike(picture(name, arguments.pictures), n) for n in range(PLANTED)]
     figure(out / "figure.png", images, scores, look_alikes, held[1])
 

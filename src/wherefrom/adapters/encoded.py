@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
-from ..artefacts.lock import Lock
+from ..artefacts.lock import only_one
 from ..artefacts.pace import Pace
 from ..data.batch import check_cond_rows
 from ..data.conditions import Cond, not_finite
@@ -325,18 +325,14 @@ def _alone(artefact: Artefact) -> Iterator[None]:
     if artefact.folder is None:
         yield
         return
-    lock = Lock.take(artefact.folder / _ENCODING, wait=False)
-    if lock is None:
-        raise WherefromError(
-            f"somebody else is encoding into {artefact.folder} just now: wait until that is done, "
-            "or choose another folder"
-        )
-    try:
+    busy = (
+        f"somebody else is encoding into {artefact.folder} just now: wait until that is done, or "
+        "choose another folder"
+    )
+    with only_one(artefact.folder / _ENCODING, busy):
         with artefact.newest():
             pass
         yield
-    finally:
-        lock.release()
 
 
 def _check_alike(made: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str) -> None:

@@ -39,10 +39,9 @@ def _reductions(pipe: Any, dimensions: int) -> tuple[int, int]:
 def pixels_of(pipe: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """(height, width), (frames, height, width) or (samples,) of latents of a shape [C, ...]."""
     time, space = _reductions(pipe, len(shape) - 1)
-    *frames, first, last = (0, *shape[1:]) if len(shape) == 2 else shape[1:]
-    if len(shape) == 2:
-        return (last * space,)
-    return *((count - 1) * time + 1 for count in frames), first * space, last * space
+    if len(shape) == 4:
+        return (shape[1] - 1) * time + 1, shape[2] * space, shape[3] * space
+    return tuple(size * space for size in shape[1:])
 
 
 def shape_of(pipe: Any, size: int | Sequence[int], default: tuple[int, ...]) -> tuple[int, ...]:
@@ -61,11 +60,11 @@ def shape_of(pipe: Any, size: int | Sequence[int], default: tuple[int, ...]) -> 
         film = dimensions == 3 and place == 0
         step, first = (time, 1) if film else (space, 0)
         if (count - first) % step:
+            wanted = f"1 more than a multiple of {step}" if film else f"a multiple of {step}"
             raise WherefromError(
                 f"size has {count}, of which {step} make one latent"
                 + (", beside the first" if film else "")
-                + f": give {first} more than a multiple of {step}" * film
-                + f": give a multiple of {step}" * (not film)
+                + f": give {wanted}"
             )
         latents.append((count - first) // step + first)
     return default[0], *latents

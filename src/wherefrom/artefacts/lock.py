@@ -151,3 +151,15 @@ else:
     def _given_back(file: IO[bytes]) -> None:
         # not left to closing: a fork may have the file open still
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def only_one(path: Path, sentence: str) -> Iterator[None]:
+    """Inside, nobody else holds the lock of this file; where somebody does, that is said."""
+    lock = Lock.take(path, wait=False)
+    if lock is None:
+        raise WherefromError(sentence)
+    try:
+        yield
+    finally:
+        lock.release()

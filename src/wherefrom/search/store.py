@@ -22,7 +22,7 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.draft import Draft
 from ..artefacts.identity import fingerprint
-from ..artefacts.lock import Lock
+from ..artefacts.lock import only_one
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
 from ..data.manner import Manner
@@ -234,18 +234,14 @@ class VectorStore:
         if self.folder is None:
             yield
             return
-        lock = Lock.take(self.folder / _BUILDING, wait=False)
-        if lock is None:
-            raise WherefromError(
-                f"somebody else is building the {self.artefact.kind} in {self.folder} just now: "
-                "wait until that is done, or choose another folder"
-            )
-        try:
+        busy = (
+            f"somebody else is building the {self.artefact.kind} in {self.folder} just now: wait "
+            "until that is done, or choose another folder"
+        )
+        with only_one(self.folder / _BUILDING, busy):
             with self._newest():
                 pass
             yield
-        finally:
-            lock.release()
 
     def _commit(
         self, counts: tuple[int, ...], deleted: tuple[int, ...], draft: Draft | None = None
