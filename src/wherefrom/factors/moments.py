@@ -48,13 +48,12 @@ class Moments:
         inner = slice(0, part.inputs)
         add_gram(total[inner, inner], weighted)
         if part.one:
-            # the normalised one of every position
-            column = (
-                (total.new_ones(1, 1) if scale is None else scale).expand(a.shape[:2]).flatten()
-            )
-            cross = matmul(weighted.T, column[:, None].to(weighted.dtype))[:, 0]
-            total[-1, inner] += cross
-            total[-1, -1] += (column**2).sum()
+            # the normalised one of every position, rounded as the inputs are: a matrix of which one
+            # part is more precise than another is no Gram matrix, and has negative eigenvalues
+            ones = weighted.new_ones(1, 1) if scale is None else scale.to(weighted.dtype)
+            column = ones.expand(a.shape[:2]).reshape(-1, 1)  # [B * T, 1]
+            total[-1, inner] += matmul(weighted.T, column)[:, 0]
+            total[-1, -1] += (column.to(total.dtype) ** 2).sum()
 
     def add_outputs(self, part: Part, factors: Factors, scale: Tensor | None) -> None:
         """Add a batch of output gradients b, multiplied by their normalising weights, and count its
