@@ -6,11 +6,11 @@ score pass and of a fit pass, memory, and bytes of curvature.
 
 The networks have their true configurations and random weights, in bf16. Times are medians of passes
 of one batch at one draw, as ratios to the compiled forward + backward of the same network, taken in
-turns in the same run: gradients of all weights, or with a LoRA those of its own. Compiling takes
-minutes: several networks compile side by side in processes of their own, and with --lock FILE are
-measured one after the other. TID itself runs eagerly unless --compile is given. The curvature is
-held whole on the device: second moments in float32, and beside them roots of their inverses in
-bf16. A network that is finished is not measured again.
+turns in the same run: gradients of all weights, or with a LoRA those of its own. The eager one
+stands beside it, for TID is eager too unless --compile is given. Compiling takes minutes: several
+networks compile side by side in processes of their own, and with --lock FILE are measured one after
+the other. The curvature is held whole on the device: second moments in float32, and beside them
+roots of their inverses in bf16. A network that is finished is not measured again.
 """
 
 from __future__ import annotations
@@ -136,13 +136,11 @@ def images(kind: Kind, count: int) -> list[tuple[Tensor, Cond]]:
     return [(noise(4, side, side), condition()) for _ in range(count)]
 
 
-def floor(tid: wherefrom.TID, x: Tensor, cond: Cond) -> Callable[[], None]:
-    """Forward and backward of the summed output, with the gradients of all that is trained;
-    compiled on CUDA.
-    """
+def floor(tid: wherefrom.TID, x: Tensor, cond: Cond, compile: bool) -> Callable[[], None]:
+    """Forward and backward of the summed output, with the gradients of all that is trained."""
     denoiser, draw = tid.denoiser, tid.draws[0]
     network = denoiser.network
-    forward: Callable[..., Tensor] = torch.compile(call) if x.is_cuda else call
+    forward: Callable[..., Tensor] = torch.compile(call) if compile else call
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     x_sigma = denoiser.process.add_noise(x, draw.sigma, draw.noise.to(x))
     sigma = denoiser.sigma_for(x, draw.sigma)
@@ -243,10 +241,11 @@ def measure(kind: Kind, figures: Figures, compile: bool, lock: Path | None) -> N
     )
     if compile:
         tid.probe.compile(kind.batch)
-    base = floor(tid, x, cond)
+    base = floor(tid, x, cond, compile=x.is_cuda)
     figures.note(compiling_seconds=seconds(base))
 
     with alone(lock):
+        figures.turns("eager forward+backward", floor(tid, x, cond, compile=False), base)
         fit_pass(tid, figures, x, cond, base)
         started = time.perf_counter()
         figures.note(fit_peak_gib=peak(lambda: tid.fit(data, kind.batch)), fit_images=len(data))
@@ -283,6 +282,7 @@ def table(rows: dict[str, Row]) -> str:
         "network": lambda row: row["title"],
         "tracked": lambda row: f"{row['tracked'] / 1e6:,.1f}M of {row['parameters'] / 1e6:,.0f}M",
         "batch": lambda row: str(row["batch"]),
+        "eager forward + backward": lambda row: pair(row["eager forward+backward, ratio"]),
         "fit pass": lambda row: pair(row["fit pass, ratio"]),
         "score pass": lambda row: pair(row["score pass, ratio"]),
         "forward + backward an image": lambda row: (

@@ -237,49 +237,63 @@ def grouped(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {**rest, **random}
 
 
-def figure(
-    path: Path,
-    images: dict[str, Tensor],
-    scores: dict[str, Tensor],
-    planted: Sequence[Image.Image],
-    captions: Sequence[str],
-    rows: int = 4,
-    hits: int = 4,
-) -> None:
-    """Generated images, their first hits, and what becomes of them; a hit from the folder is a grey
-    tile with its caption, for its picture may not be shown.
+def figure(path: Path, worlds: Sequence[dict[str, Any]], rows: int = 2, hits: int = 3) -> None:
+    """Generated images of each world, their first hits, and what becomes of them; a hit from the
+    folder is a grey tile with its caption, for its picture may not be shown.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = min(rows, len(images["all"]))
-    heads = ["generated", *[""] * (2 * hits), "without the planted", "without 10 others"]
-    drawing, axes = plt.subplots(rows, len(heads), figsize=(1.3 * len(heads), 1.4 * rows + 0.3))
-    axes = axes.reshape(rows, -1)
-    heads[1], heads[1 + hits] = "TID: first hits", "TIDE: first hits"
-    for place, head in enumerate(heads):
-        axes[0, place].set_title(head, fontsize=7, loc="left")
-    for axis in axes.flat:
+    gap = 0.15
+    heads = {"generated": 1, "found by TID": hits, "found by TIDE": hits}
+    heads |= {"tuned without\nthe planted 10": 1, "tuned without\n10 others": 1}
+    widths: list[float] = []
+    places: dict[str, int] = {}  # the first column of each
+    for head, count in heads.items():
+        places[head] = len(widths)
+        widths += [1.0] * count + [gap]
+    widths.pop()
+    height, width = rows * len(worlds), sum(widths)
+    drawing = plt.figure(figsize=(1.25 * width, 1.25 * height + 0.5))
+    grid = drawing.add_gridspec(
+        height, len(widths), width_ratios=widths, wspace=0.04, hspace=0.04,
+        left=0.005, right=0.995, bottom=0.01, top=1 - 0.5 / (1.25 * height + 0.5),
+    )  # fmt: skip
+
+    def tile(row: int, column: int) -> Any:
+        axis = drawing.add_subplot(grid[row, column])
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-    for row in range(rows):
-        ends = {0: "all", -2: "no planted", -1: "no random 0"}
-        for place, name in ends.items():
-            axes[row, place].imshow(images[name][row].permute(1, 2, 0).numpy())
-        for first, name in ((1, "TID"), (1 + hits, "TIDE")):
-            for place, item in enumerate(scores[name][row].topk(hits).indices.tolist()):
-                axis = axes[row, first + place]
-                if item >= HELD:
-                    axis.imshow(planted[item - HELD])
-                    axis.spines[:].set(visible=True, color="tab:red", linewidth=2.5)
-                else:
-                    axis.imshow(np.full((64, 64, 3), 200, np.uint8))
-                    words = textwrap.fill(captions[item], 16, max_lines=6)
-                    axis.text(32, 32, words, fontsize=5, ha="center", va="center")
-    drawing.tight_layout(pad=0.3)
-    drawing.savefig(path, dpi=150)
+        return axis
+
+    for number, one in enumerate(worlds):
+        for place in range(rows):
+            row = number * rows + place
+            for (head, column), name in zip(
+                [(head, column) for head, column in places.items() if "found" not in head],
+                ("all", "no planted", "no random 0"),
+                strict=True,
+            ):
+                axis = tile(row, column)
+                axis.imshow(one["images"][name][place].permute(1, 2, 0).numpy())
+                if not row:
+                    axis.set_title(head, fontsize=10, loc="left")
+            for head, name in (("found by TID", "TID"), ("found by TIDE", "TIDE")):
+                best = one["scores"][name][place].topk(hits).indices.tolist()
+                for step, item in enumerate(best):
+                    axis = tile(row, places[head] + step)
+                    if not row and not step:
+                        axis.set_title(head, fontsize=10, loc="left")
+                    if item >= HELD:
+                        axis.imshow(one["planted"][item - HELD])
+                        axis.spines[:].set(visible=True, color="tab:red", linewidth=2)
+                    else:
+                        axis.imshow(np.full((64, 64, 3), 200, np.uint8))
+                        words = textwrap.fill(one["captions"][item], 16, max_lines=6)
+                        axis.text(32, 32, words, fontsize=6, ha="center", va="center")
+    drawing.savefig(path, dpi=90)
     plt.close(drawing)
 
 
@@ -309,9 +323,7 @@ def plant(
     pipe = world(arguments.out, *others, scale)
 
     def generate() -> dict[str, Any]:
-        started = time.perf_counter()
         networks = tuned(pipe, train, out, scale)
-        taken = time.perf_counter() - started
         layers = get_peft_model_state_dict(networks["all"])
         finished(
             out / "lora",
@@ -322,12 +334,12 @@ def plant(
             for kind, network in networks.items()
         }
         images = {kind: decoded(pipe.vae, some) for kind, some in latents.items()}
-        return {"latents": latents["all"], "images": images, "seconds": taken}
+        return {"latents": latents["all"], "images": images}
 
     made = kept(out / "generated.pt", generate)
     real = torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in look_alikes])
     effects = grouped(compared(made["images"], real.float() / 255))
-    report.note(prompt=prompt, fine_tuning_seconds=made["seconds"], effects=effects)
+    report.note(prompt=prompt, effects=effects)
 
     def attribute() -> Any:
         # as a user has it: a pipeline, and a LoRA from its file
@@ -344,15 +356,19 @@ def plant(
     )
 
 
-def draw(name: str, held: tuple[list[Image.Image], list[str]], arguments: Any) -> None:
+def draw(held: tuple[list[Image.Image], list[str]], arguments: argparse.Namespace) -> None:
     """The figure of what was made, where there is matplotlib."""
-    out = arguments.out / name
-    made, scored = (
-        torch.load(out / name, weights_only=True) for name in ("generated.pt", "scores.pt")
-    )
-    images, scores = made["images"], scored[0]
-    look_alikes = [look_alike(picture(name, arguments.pictures), n) for n in range(PLANTED)]
-    figure(out / "figure.png", images, scores, look_alikes, held[1])
+    worlds = []
+    for name in arguments.worlds:
+        made, (scores, _) = (
+            torch.load(arguments.out / name / file, weights_only=True)
+            for file in ("generated.pt", "scores.pt")
+        )
+        shown = picture(name, arguments.pictures)
+        planted = [look_alike(shown, number) for number in range(PLANTED)]
+        about = {"images": made["images"], "scores": scores}
+        worlds.append({**about, "planted": planted, "captions": held[1]})
+    figure(arguments.out / "figure.png", worlds)
 
 
 def main() -> None:
@@ -377,13 +393,12 @@ def main() -> None:
         ([images[n] for n in places], [captions[n] for n in places])
         for places in (order[:HELD], order[HELD:])
     )
-    for name in arguments.worlds:
-        if not arguments.figure:
-            plant(name, held, others, scale, arguments)
-        try:
-            draw(name, held, arguments)
-        except ImportError as error:
-            print(f"no figure ({error}): run again with --figure where it can be drawn")
+    for name in [] if arguments.figure else arguments.worlds:
+        plant(name, held, others, scale, arguments)
+    try:
+        draw(held, arguments)
+    except ImportError as error:
+        print(f"no figure ({error}): run again with --figure where it can be drawn")
 
 
 if __name__ == "__main__":
