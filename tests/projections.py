@@ -37,6 +37,7 @@ class Projection:
         )
         self.weight = torch.randn(draws, 64, dim, generator=torch.Generator().manual_seed(seed))
         self.seen: list[tuple[int, Any]] = []  # images and draws of every call
+        self.teacher = None
 
     def embed(self, x: Tensor, cond: Any = None, draws: Sequence[int] | None = None) -> Tensor:
         time.sleep(self.pause)

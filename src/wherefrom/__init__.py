@@ -14,6 +14,7 @@ from .errors import WherefromError
 from .factors.needs import Needs, needs
 from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
+from .tid.index import Index
 from .tid.teacher import TID
 from .tide.bank import Bank
 from .tide.loss import lambda_rank_loss
@@ -34,6 +35,7 @@ __all__ = [
     "Draws",
     "Factors",
     "FlowMatching",
+    "Index",
     "LayerKind",
     "Model",
     "Needs",

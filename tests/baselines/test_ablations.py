@@ -13,7 +13,7 @@ import wherefrom
 from helpers import Noise, small_dit, stirred
 from wherefrom.baselines import ablations
 from wherefrom.baselines.ablations import Ablation
-from wherefrom.tid.teacher import Settings
+from wherefrom.tid.settings import Settings
 
 DENOISER = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
 DRAWS = wherefrom.Draws(DENOISER.process, (1, 8, 8), 2)

@@ -223,7 +223,7 @@ def test_items_appended_to_a_bank_that_look_otherwise_are_said(student):
 
 
 def test_many_queries_to_a_bank_are_warned_of_once(student, monkeypatch):
-    monkeypatch.setattr("wherefrom.tide.bank._EMBEDDED", 2)
+    monkeypatch.setattr(wherefrom.Bank, "together", 2)
     bank = student.index(Noise(12, labels=True))
     assert len(said(lambda: bank.scores(Noise(8).x), "condition")) == 1
 

@@ -23,9 +23,8 @@ import wherefrom
 from helpers import Noise
 from projections import DIM, Images, M, Projection
 from wherefrom.artefacts import draft, files
-from wherefrom.search import exact
+from wherefrom.search import collection, exact
 from wherefrom.search import store as search
-from wherefrom.tide import bank as bank_module
 from wherefrom.tide.bank import Bank
 
 BATCH = 4
@@ -109,8 +108,8 @@ def test_a_search_is_both_ends_of_a_full_sort(bank):
 
 def test_groups_of_queries_and_chunks_of_the_bank_do_not_matter(bank, monkeypatch):
     scores, hits = bank.scores(QUERIES), bank.search(QUERIES, 4)
-    monkeypatch.setattr(bank_module, "_QUERIES", 4 * M * DIM)  # four queries together, then two
-    monkeypatch.setattr(bank_module, "_EMBEDDED", 3)
+    monkeypatch.setattr(collection, "_QUERIES", 4 * M * DIM)  # four queries together, then two
+    monkeypatch.setattr(Bank, "together", 3)
     monkeypatch.setattr(exact, "_SCORES", 12)  # three items at a time
     assert torch.allclose(bank.scores(QUERIES), scores, atol=1e-6)
     again = bank.search(QUERIES, 4)

@@ -271,15 +271,28 @@ def _compare_pairs(queries: Side, samples: Side) -> Tensor:
 
 def own_kernel(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     """The kernel of every sample with itself, [B]."""
+    return squared_length(compared(part, factors, scale, roots))
+
+
+def compared(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Factors:
+    """Factors whose gradients' inner products are the kernel: whitened and normalised."""
     a, b = whitened(part, factors, roots)
-    b = scaled(b, _joint(scale))
+    return Factors(a, scaled(b, _joint(scale)))
+
+
+def squared_length(factors: Factors) -> Tensor:
+    """The squared norm of every sample's gradient, [B], in float32 or better."""
+    a, b = factors
     gradient = b if a is None else torch.bmm(b.transpose(1, 2), a)
-    return (
-        torch.linalg.vector_norm(
-            gradient, dim=(1, 2), dtype=torch.promote_types(b.dtype, torch.float32)
-        )
-        ** 2
-    )
+    precise = torch.promote_types(b.dtype, torch.float32)
+    return torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=precise) ** 2
+
+
+def compared_part(part: Part, roots: Roots) -> Part:
+    """The part that `compared` factors are of: the one is inside a, and widths are the roots'."""
+    root_a, root_b = roots
+    inputs = part.inputs and (part.columns if root_a is None else len(root_a.weight))
+    return Part(part.name, inputs, part.outputs if root_b is None else len(root_b.weight))
 
 
 def gram(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:

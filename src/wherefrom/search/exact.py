@@ -5,7 +5,7 @@ that can hold them all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -21,6 +21,9 @@ from .vectors import Vectors
 
 _SCORES = 2**24  # elements of the largest chunk of the score matrix that is held
 
+# stored vectors, queries [m, Q, d] and draws to the sum over draws of what compares them, [Q, n]
+Compare = Callable[[Vectors, Tensor, Sequence[int]], Tensor]
+
 
 class _Resident:
     """All vectors on a device that can hold them, which all views of a store share."""
@@ -29,10 +32,14 @@ class _Resident:
 
 
 class Exact:
-    """The exact search among the vectors of a store, as it is when it is asked."""
+    """The exact search among the vectors of a store, as it is when it is asked; by their inner
+    products, unless they are compared otherwise.
+    """
 
-    def __init__(self, store: VectorStore) -> None:
-        self.store = store
+    def __init__(self, store: VectorStore, compare: Compare | None = None) -> None:
+        self.store, self._compare = store, compare or Vectors.dot
+        # unit vectors are compared in the precision that they are kept in
+        self._narrow = compare is None and store.dtype != "float32"
         self._resident = _Resident()
 
     def of(self, store: VectorStore) -> Self:
@@ -77,14 +84,14 @@ class Exact:
         """Ids [n] and scores [Q, n] of the items that are there, in order, on a device, chunk after
         chunk.
 
-        A score is the mean inner product with vectors [Q, m, d] over these draws.
+        A score is the mean over these draws of what vectors [Q, m, d] compare to.
         """
         if vectors.shape[1:] != (len(draws), self.store.dim):
             raise WherefromError(
                 f"the vectors have shape {tuple(vectors.shape)}; those of {len(draws)} draws are "
                 f"[Q, {len(draws)}, {self.store.dim}]"
             )
-        half = device.type == "cuda" and self.store.dtype != "float32"
+        half = device.type == "cuda" and self._narrow
         queries = vectors.to(device, torch.float16 if half else torch.float32)
         queries = queries.transpose(0, 1)  # [m, Q, d]
         alive = self.store.alive().to(device) if len(self.store) < self.store.given else None
@@ -93,7 +100,7 @@ class Exact:
             for first, stored in self._on(device):
                 for start in range(0, stored.count, chunk):
                     some = stored.rows(slice(start, start + chunk))
-                    scores = some.dot(queries, draws).div_(len(draws))
+                    scores = self._compare(some, queries, draws).div_(len(draws))
                     ids = torch.arange(first + start, first + start + some.count, device=device)
                     if alive is not None:
                         kept = alive[ids]
@@ -136,16 +143,11 @@ class Exact:
 
     def _loaded(self, device: torch.device) -> Vectors:
         """All vectors on a device, there item after item, so that a score is one inner product."""
-        dtype = getattr(torch, self.store.dtype)
-        values = torch.empty(
-            self.store.given, self.store.draws, self.store.dim, dtype=dtype, device=device
-        )
-        scales = None
-        if self.store.dtype == "int8":
-            scales = torch.empty(self.store.given, self.store.draws, device=device)
+        whole: dict[str, Tensor] = {}  # [N, M, ...]
         for first, shard in self.store.shards():
-            stored = shard.to(device)
-            values[first : first + stored.count] = stored.values.transpose(0, 1)
-            if scales is not None and stored.scales is not None:
-                scales[first : first + stored.count] = stored.scales.T
-        return Vectors(values.transpose(0, 1), None if scales is None else scales.T)
+            for name, stored in shard.to(device).tensors().items():
+                if name not in whole:
+                    shape = self.store.given, self.store.draws, *stored.shape[2:]
+                    whole[name] = torch.empty(shape, dtype=stored.dtype, device=device)
+                whole[name][first : first + stored.shape[1]] = stored.transpose(0, 1)
+        return Vectors(**{name: tensor.transpose(0, 1) for name, tensor in whole.items()})

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -28,22 +28,18 @@ from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, re
 from ..data.manner import Manner
 from ..errors import WherefromError
 from ..running.progress import bar
+from .ids import Items, whole_ids
 from .vectors import Dtype, Vectors, join
 from .writer import Writer
 
-# x [B, C, H, W], its condition and its places in the data set to vectors [B, M, d]
-Make = Callable[[Tensor, Cond, Sequence[int]], Tensor]
+# vectors [B, M, d], alone or with lengths [B, M] that were divided out and are kept beside them
+Made = Tensor | tuple[Tensor, Tensor]
+# x [B, C, H, W], its condition and its places in the data set to their vectors
+Make = Callable[[Tensor, Cond, Sequence[int]], Made]
 
 _SHARD = 64 * 2**20  # bytes
 _BUILDING = ".building.lock"
 _LONG = 60.0  # seconds after which a shard is closed though it is not full
-
-
-class _Items(NamedTuple):
-    """Which items there are."""
-
-    counts: tuple[int, ...]  # of each shard, deleted ones among them
-    deleted: tuple[int, ...]  # ids, ascending
 
 
 class VectorStore:
@@ -58,9 +54,10 @@ class VectorStore:
         state = artefact.state
         self.draws, self.dim = int(state["draws"]), int(state["dim"])
         self.dtype: Dtype = artefact.identity["dtype"]
-        self._batch_size = int(state["batch_size"])  # the same batches give the same bits
+        self.batch_size = int(state["batch_size"])  # the same batches give the same bits
+        self.normed = bool(state.get("normed", False))  # whether lengths are kept
         self.manner = Manner.restored(state["manner"])  # of the data set that it was built of
-        self._items = self._known()
+        self._items = Items.restored(self.artefact.state)
 
     # --- making ---------------------------------------------------------------------------------
 
@@ -76,6 +73,7 @@ class VectorStore:
         *,
         draws: int = 1,
         dtype: Dtype = "float32",
+        normed: bool = False,
         batch_size: int = 64,
         label: str = "indexing",
     ) -> Self:
@@ -91,6 +89,7 @@ class VectorStore:
             folder: where to keep them; None: in memory.
             draws: vectors of an item.
             dtype: how they are kept.
+            normed: whether `make` gives lengths beside them.
             batch_size: items in a batch.
             label: of the progress bar.
         """
@@ -105,6 +104,8 @@ class VectorStore:
             artefact.state = {"draws": draws, "dim": dim, "batch_size": batch_size}
             artefact.state["manner"] = Manner.of_dataset(dataset).state()
             artefact.state |= {"counts": [], "deleted": []}
+            if normed:
+                artefact.state["normed"] = True
         store = cls(artefact)
         if store.given < count:
             with store._only_builder():
@@ -135,6 +136,7 @@ class VectorStore:
         with self._newest():
             pass  # what cannot be added to is refused before the work
         draft, counts = self.artefact.draft(), list[int]()
+        added = length(dataset), data_fingerprint(dataset)
 
         def write(vectors: Vectors) -> None:
             number = len(self._items.counts) + len(counts)  # unless others come first
@@ -146,17 +148,19 @@ class VectorStore:
             with self._newest():
                 first, shards = self.given, len(self._items.counts)
                 draft.rename([_shard(shards + number) for number in range(len(counts))])
-                self._commit((*self._items.counts, *counts), self._items.deleted, draft)
+                now = self._items
+                more = now._replace(counts=(*now.counts, *counts))
+                self._commit(more._replace(appended=(*now.appended, added)), draft)
                 return torch.arange(first, self.given)
         finally:
             draft.discard()
 
     def delete(self, ids: Tensor | Iterable[int]) -> None:
         """Never find these items again; their vectors stay until the store is built anew."""
-        wanted = _whole(ids)
+        wanted = whole_ids(ids)
         with self._newest():
             gone = {*self._items.deleted, *self.known(wanted).tolist()}
-            self._commit(self._items.counts, tuple(sorted(gone)))
+            self._commit(self._items._replace(deleted=tuple(sorted(gone))))
 
     def _fill(self, dataset: Dataset, make: Make, label: str) -> None:
         """Make the vectors of the items that are missing yet; each shard counts as soon as it is
@@ -166,7 +170,7 @@ class VectorStore:
         def write(vectors: Vectors) -> None:
             counts = self._items.counts
             self.artefact.write(_shard(len(counts)), vectors.tensors())
-            self._commit((*counts, vectors.count), self._items.deleted)
+            self._commit(self._items._replace(counts=(*counts, vectors.count)))
 
         with self.artefact.as_it_began():
             self._make(dataset, make, self.given, label, write)
@@ -185,7 +189,8 @@ class VectorStore:
         shape, total = item_shape(dataset), length(dataset)
 
         def made(places: range) -> Vectors:
-            vectors = make(*read(dataset, places, shape), places)
+            given = make(*read(dataset, places, shape), places)
+            vectors, norms = given if isinstance(given, tuple) else (given, None)
             finite = torch.isfinite(vectors).flatten(1).all(1).cpu()
             if not bool(finite.all()):
                 bad = places[int((~finite).nonzero()[0])]
@@ -193,13 +198,13 @@ class VectorStore:
                     f"{label}: item {bad} gives numbers that are not finite: look at that image "
                     "and at the model"
                 )
-            return Vectors.encode(vectors, self.dtype).to("cpu")
+            return Vectors.encode(vectors, self.dtype, norms).to("cpu")
 
         with Writer() as writer, bar(total, label, "image", initial=done) as progress:
             while done < total:
                 end, began, parts = min(done + self._shard_items, total), time.monotonic(), []
                 while done < end:
-                    places = range(done, min(done + self._batch_size, end))
+                    places = range(done, min(done + self.batch_size, end))
                     parts.append(made(places))
                     done = places.stop
                     progress.update(len(places))
@@ -214,19 +219,15 @@ class VectorStore:
     def _newest(self) -> Iterator[None]:
         """Inside, nobody else writes, and the items are those that the last writer left."""
         with self.artefact.newest():
-            mine, found = self._items, self._known()
+            mine, found = self._items, Items.restored(self.artefact.state)
             if not set(mine.deleted) <= set(found.deleted):
                 raise WherefromError(
                     f"the {self.artefact.kind} in {self.folder} was built anew by somebody else "
                     "since it was opened, and has items that were deleted: open it again"
                 )
-            self._items, self._batch_size = found, int(self.artefact.state["batch_size"])
+            self._items, self.batch_size = found, int(self.artefact.state["batch_size"])
             self.manner = Manner.restored(self.artefact.state["manner"])
             yield
-
-    def _known(self) -> _Items:
-        state = self.artefact.state
-        return _Items(tuple(state["counts"]), tuple(state["deleted"]))
 
     @contextlib.contextmanager
     def _only_builder(self) -> Iterator[None]:
@@ -243,14 +244,13 @@ class VectorStore:
                 pass
             yield
 
-    def _commit(
-        self, counts: tuple[int, ...], deleted: tuple[int, ...], draft: Draft | None = None
-    ) -> None:
-        how: dict[str, Any] = {"draws": self.draws, "dim": self.dim, "batch_size": self._batch_size}
+    def _commit(self, items: Items, draft: Draft | None = None) -> None:
+        how: dict[str, Any] = {"draws": self.draws, "dim": self.dim, "batch_size": self.batch_size}
         how["manner"] = self.manner.state()
-        state = {**how, "counts": list(counts), "deleted": list(deleted)}
-        self.artefact.commit(state, draft=draft)
-        self._items = _Items(counts, deleted)
+        if self.normed:
+            how["normed"] = True
+        self.artefact.commit({**how, **items.state()}, draft=draft)
+        self._items = items
 
     def as_it_is(self) -> Self:
         """The store as it is now: what is appended or deleted later is not in it."""
@@ -268,6 +268,11 @@ class VectorStore:
         return str(self.artefact.identity["data"])
 
     @property
+    def sets(self) -> list[tuple[int, str]]:
+        """Length and fingerprint of that data set, and of each that was appended."""
+        return [(self.images, self.data), *self._items.appended]
+
+    @property
     def images(self) -> int:
         """Items of that data set; there are fewer until it is built, and more once others are
         appended.
@@ -277,7 +282,7 @@ class VectorStore:
     @property
     def given(self) -> int:
         """How many ids were given so far: 0, 1, ..., those of deleted items among them."""
-        return sum(self._items.counts)
+        return self._items.given
 
     def __len__(self) -> int:
         items = self._items
@@ -325,19 +330,20 @@ class VectorStore:
     @property
     def item_bytes(self) -> int:
         """Bytes of one item's vectors."""
-        width = self.dim * getattr(torch, self.dtype).itemsize + (4 if self.dtype == "int8" else 0)
-        return self.draws * width
+        beside = 4 * (self.dtype == "int8") + 4 * self.normed
+        return self.draws * (self.dim * getattr(torch, self.dtype).itemsize + beside)
 
     @property
     def _shard_items(self) -> int:
         """Items of a full shard: whole batches, unless one alone is larger than a shard."""
-        most, batch = max(1, _SHARD // self.item_bytes), self._batch_size
+        most, batch = max(1, _SHARD // self.item_bytes), self.batch_size
         return max(most // batch * batch, min(most, batch))
 
     def _read(self, number: int) -> Vectors:
         vectors = Vectors(**self.artefact.read(_shard(number)))
         shape = (self.draws, self._items.counts[number], self.dim)
-        if vectors.values.shape != shape or vectors.values.dtype != getattr(torch, self.dtype):
+        right = vectors.values.shape == shape and self.normed == (vectors.norms is not None)
+        if not right or vectors.values.dtype != getattr(torch, self.dtype):
             raise WherefromError(
                 f"{self.folder}/{_shard(number)}.safetensors is not what was written there (its "
                 f"shape or type differs): restore it, or delete {self.folder} and make it again"
@@ -346,36 +352,11 @@ class VectorStore:
 
     def alive(self) -> Tensor:
         """Whether each id that was given is still that of an item: [given] bool."""
-        items = self._items
-        alive = torch.ones(sum(items.counts), dtype=torch.bool)
-        alive[list(items.deleted)] = False
-        return alive
+        return self._items.alive()
 
     def known(self, ids: Tensor | Iterable[int]) -> Tensor:
         """Ids as [n] int64, each of an item that is there."""
-        wanted, alive, kind = _whole(ids), self.alive(), self.artefact.kind
-        outside = wanted[(wanted < 0) | (wanted >= len(alive))]
-        if len(outside):
-            raise WherefromError(
-                f"the {kind} has no item {int(outside[0])}: its ids go from 0 to {len(alive) - 1}"
-            )
-        gone = wanted[~alive[wanted]]
-        if len(gone):
-            raise WherefromError(
-                f"item {int(gone[0])} was deleted from the {kind} before: `ids` lists those that "
-                "are there"
-            )
-        return wanted
-
-
-def _whole(ids: Tensor | Iterable[int]) -> Tensor:
-    """Ids as [n] int64."""
-    wanted = torch.as_tensor(ids if isinstance(ids, Tensor) else list(ids)).flatten().cpu()
-    if len(wanted) and (wanted.is_floating_point() or wanted.dtype == torch.bool):
-        raise WherefromError(
-            f"ids are whole numbers, not {wanted.dtype}: `ids` lists those that are there"
-        )
-    return wanted.long()
+        return self._items.known(ids, self.artefact.kind)
 
 
 def _shard(number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -14,21 +14,26 @@ Dtype = Literal["float16", "int8", "float32"]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Unit vectors as they are stored: draw after draw, so that a search at few draws reads only
-    theirs.
+    """Vectors of about length one as they are stored: draw after draw, so that a search at few
+    draws reads only theirs.
     """
 
     values: Tensor  # [M, n, d]
     scales: Tensor | None = None  # [M, n] float32: what values of int8 are multiplied by
+    norms: Tensor | None = None  # [M, n] float32: the lengths that were divided out, where kept
 
     @classmethod
-    def encode(cls, vectors: Tensor, dtype: Dtype) -> Self:
-        """Vectors [n, M, d] as a shard of this type holds them."""
+    def encode(cls, vectors: Tensor, dtype: Dtype, norms: Tensor | None = None) -> Self:
+        """Vectors [n, M, d], and the lengths [n, M] that are kept beside them, as a shard of this
+        type holds them.
+        """
         vectors = vectors.transpose(0, 1)  # [M, n, d]
+        lengths = None if norms is None else norms.T.float().contiguous()
         if dtype != "int8":
-            return cls(vectors.to(getattr(torch, dtype)).contiguous())
+            return cls(vectors.to(getattr(torch, dtype)).contiguous(), None, lengths)
         scales = vectors.abs().amax(2).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        return cls((vectors / scales[..., None]).round().to(torch.int8).contiguous(), scales)
+        values = (vectors / scales[..., None]).round().to(torch.int8).contiguous()
+        return cls(values, scales, lengths)
 
     def decode(self) -> Tensor:
         """[n, M, d] float32."""
@@ -41,12 +46,13 @@ class Vectors:
 
     def rows(self, rows: slice | Tensor) -> Vectors:
         """Some of the items."""
-        return Vectors(self.values[:, rows], None if self.scales is None else self.scales[:, rows])
+        return self._each(lambda tensor: tensor[:, rows])
 
     def to(self, device: str | torch.device) -> Vectors:
-        return Vectors(
-            self.values.to(device), None if self.scales is None else self.scales.to(device)
-        )
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Vectors:
+        return Vectors(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def dot(self, queries: Tensor, draws: Sequence[int]) -> Tensor:
         """Inner products with queries [m, Q, d], which are on the device that computes, summed over
@@ -67,9 +73,31 @@ class Vectors:
             total += found
         return total
 
+    def dot_halves(self, queries: Tensor, draws: Sequence[int], lengths: bool = False) -> Tensor:
+        """Squared inner products with queries [m, Q, d], summed over draws: [Q, n] float32.
+
+        The halves of a vector are two sketches of one thing, so the product of their inner products
+        is a square without the bias that squaring a noisy number has. `lengths`: times the squares
+        of those that were divided out.
+        """
+        half, device = self.values.shape[2] // 2, queries.device
+        narrow = device.type == "cuda" and self.values.dtype != torch.float32
+        total = queries.new_zeros(queries.shape[1], self.count, dtype=torch.float32)
+        for query, m in zip(queries, draws, strict=True):
+            values = self.values[m].to(device)
+            own = query.norm(dim=1, keepdim=True).clamp_min(torch.finfo(query.dtype).tiny)
+            unit = (query / own).to(torch.float16 if narrow else torch.float32)
+            found = _product(unit[:, :half], values[:, :half])
+            found *= _product(unit[:, half:], values[:, half:])
+            for factor in (self.scales, self.norms if lengths else None):
+                if factor is not None:
+                    found *= factor[m].to(device) ** 2
+            total += found * own.float() ** 2
+        return total
+
     def tensors(self) -> dict[str, Tensor]:
         """By the names they have in a file."""
-        named = {"values": self.values, "scales": self.scales}
+        named = {"values": self.values, "scales": self.scales, "norms": self.norms}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
@@ -83,6 +111,5 @@ def _product(queries: Tensor, values: Tensor) -> Tensor:
 
 def join(parts: Sequence[Vectors]) -> Vectors:
     """The items of one part after the other's."""
-    scales = [part.scales for part in parts if part.scales is not None]
-    values = torch.cat([part.values for part in parts], 1)
-    return Vectors(values, torch.cat(scales, 1) if scales else None)
+    named = [part.tensors() for part in parts]
+    return Vectors(**{name: torch.cat([one[name] for one in named], 1) for name in named[0]})

@@ -7,7 +7,7 @@ queries and kept: from then on an angle costs what the kernel does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,12 @@ def squared(kernel: Tensor, similarity: Similarity, mine: Tensor, theirs: Tensor
 def _divided(tau: Tensor, by: Tensor) -> Tensor:
     # NaN stays: an image whose gradient is none must be found, not be like nothing
     return torch.where(by <= 0, 0.0, tau / by.clamp_min(torch.finfo(by.dtype).tiny))
+
+
+def _rows(places: Sequence[int]) -> slice | list[int]:
+    """Places as rows of a tensor: a slice where they are in a row, which needs no copy."""
+    first, last = places[0], places[-1]
+    return slice(first, last + 1) if last - first + 1 == len(places) else list(places)
 
 
 def _writable(place: Path) -> bool:
@@ -79,13 +85,14 @@ class SelfKernels:
             self._values = torch.full((count, draws), torch.nan, device=device)  # [N, M]
         self._whole = not bool(self._values.isnan().any())
 
-    def at(self, m: int, rows: slice) -> Tensor | None:
-        """Those of some images in a row at draw m, [n]; None where one is not known yet."""
-        found = self._values[rows, m]
+    def at(self, m: int, places: Sequence[int]) -> Tensor | None:
+        """Those of images at these places at draw m, [n]; None where one is not known yet."""
+        found = self._values[_rows(places), m]
         return found if self._whole or not bool(found.isnan().any()) else None
 
-    def noted(self, m: int, rows: slice, values: Tensor) -> Tensor:
+    def noted(self, m: int, places: Sequence[int], values: Tensor) -> Tensor:
         """They are known from now on, as they will be read."""
+        rows = _rows(places)
         self._values[rows, m] = values.to(self._values)
         self._new = True
         return self._values[rows, m]

@@ -8,8 +8,9 @@ draw.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, get_args
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_denoiser, check_model
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
-from ..errors import WherefromError, flag, number, say
+from ..errors import say
 from ..factors.curvature import Curvature, CurvatureKind
 from ..factors.kernel import (
     Normalize,
@@ -36,42 +37,18 @@ from ..factors.kernel import (
     weights,
 )
 from ..factors.needs import check_query
-from ..factors.probe import Health, Precision, Probe, Target, one_of
+from ..factors.probe import Health, Precision, Probe, Target
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
 from ..running.modes import outside_inference
 from ..running.progress import bar
+from ..search.vectors import Dtype
 from .angle import SelfKernels, Similarity, squared
-
-Correction = Literal["residual", "leverage"]
+from .index import DIM, Index
+from .settings import Correction, Settings
 
 _SCORES = 2**26  # elements of the largest chunk of the score matrix that is held
 _PIXELS = 2**30  # bytes of the largest chunk of the training set that is held
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The choices that the scores depend on; the defaults are the paper's TID."""
-
-    damping: float = 0.1
-    normalize: Normalize = "sample"
-    target: Target = "sum"
-    curvature: CurvatureKind = "empirical"
-    aligned: bool = True
-    correction: Correction | None = None
-    similarity: Similarity = "kernel"
-
-    def __post_init__(self) -> None:
-        one_of("correction", self.correction, (None, *get_args(Correction)))
-        one_of("similarity", self.similarity, get_args(Similarity))
-        if self.correction is not None and self.similarity != "kernel":
-            raise WherefromError(
-                f"correction={self.correction!r} scales the kernel, which "
-                f"similarity={self.similarity!r} divides by: choose one of them"
-            )
-        flag("aligned", self.aligned)
-        # as Python's own, which can be kept
-        object.__setattr__(self, "damping", number("damping", self.damping, above=0))
 
 
 class TID(Attributor):
@@ -157,7 +134,35 @@ class TID(Attributor):
         """tau of chunk after chunk of the training set, (first index, [Q, n])."""
         x, cond = self.curvature.ready(queries, dataset, batch_size)
         check_query(self.probe, cond)
-        return self._chunks(x, cond, dataset, batch_size)
+        return self._chunks(x, cond, dataset, batch_size, range(length(dataset)))
+
+    @outside_inference
+    def scores_of(
+        self,
+        queries: Tensor | Dataset,
+        dataset: Dataset,
+        places: Sequence[int],
+        batch_size: int = 64,
+    ) -> Tensor:
+        """`scores` of the items at some places of a data set, [Q, n], float32 on the CPU."""
+        x, cond = self.curvature.ready(queries, dataset, batch_size)
+        check_query(self.probe, cond)
+        chunks = self._chunks(x, cond, dataset, batch_size, places)
+        return torch.cat([tau.cpu() for _, tau in chunks], 1)
+
+    @outside_inference
+    def index(
+        self,
+        dataset: Dataset,
+        folder: Folder | None = None,
+        dim: int = DIM,
+        dtype: Dtype = "float16",
+        batch_size: int = 64,
+    ) -> Index:
+        """Sketches of a training set's gradients, whose search needs no training set; see
+        `Index.build`.
+        """
+        return Index.build(self, dataset, folder, dim, dtype, batch_size)
 
     @outside_inference
     def pairwise(self, x: Tensor, draw: Draw, cond: Cond = None) -> Tensor:
@@ -197,18 +202,25 @@ class TID(Attributor):
         own = kernel.diagonal()
         return squared(kernel, self.settings.similarity, own, own), outcome.streams
 
-    def _chunks(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:
-        probe, count, draws = self.probe, length(dataset), len(self.draws)
+    def _chunks(
+        self,
+        queries: Tensor,
+        cond: Cond,
+        dataset: Dataset,
+        batch_size: int,
+        places: Sequence[int],
+    ) -> Chunks:
+        probe, count, draws = self.probe, len(places), len(self.draws)
         size = self.budget.fitting(batch_size, probe.image_bytes(dataset))
         group = self.budget.fitting(len(queries), probe.query_bytes)
         pixels = 4 * torch.Size(self.draws.shape).numel()
         chunk = max(size, min(_SCORES // len(queries), _PIXELS // pixels))
         groups = range(0, len(queries), group)
-        own = self._self_kernels(dataset)
+        own = self.self_kernels(dataset)
         probe.prepare(size, count * len(groups))
         with bar(count * draws * len(groups), "scoring", "image") as progress:
             for start in range(0, count, chunk):
-                indices = list(range(start, min(start + chunk, count)))
+                indices = list(places[start : start + chunk])
                 x, train_cond = probe.read(dataset, indices)
                 tau = torch.zeros(len(queries), len(x), device=x.device)
                 with self.denoiser.frozen():  # once, not at every batch
@@ -233,7 +245,7 @@ class TID(Attributor):
                 probe.warn_of_silent_layers()
                 yield start, tau
 
-    def _self_kernels(self, dataset: Dataset) -> SelfKernels | None:
+    def self_kernels(self, dataset: Dataset) -> SelfKernels | None:
         """Those of a training set under this curvature, as far as they are known; None: they are
         not asked for.
         """
@@ -286,11 +298,10 @@ class TID(Attributor):
         """tau of every query with a batch of training images at one draw, [Q, B]."""
         if own is None:
             return self._kernel(sides, len(mine), x, cond, m, indices)[0].float() ** 2
-        rows = slice(indices[0], indices[-1] + 1)
-        known = own.at(m, rows)
+        known = own.at(m, indices)
         kernel, found = self._kernel(sides, len(mine), x, cond, m, indices, own=known is None)
         if known is None:
-            known = own.noted(m, rows, found)
+            known = own.noted(m, indices, found)
         return squared(kernel, self.settings.similarity, mine, known).float()
 
     def _kernel(

@@ -6,59 +6,73 @@ keeping and comparing vectors is `search`'s.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..attribution.result import Attribution, joined
-from ..attribution.top import check_top_k
-from ..data.items import Cond, Dataset, item_shape, query_count, read
-from ..data.manner import Manner, say_misfit
+from ..data.items import Cond, Dataset, item_shape
 from ..diffusion.denoiser import Denoiser
+from ..diffusion.draws import Draws
+from ..diffusion.streams import Streams
 from ..errors import WherefromError
 from ..search.approximate import Approximate
+from ..search.collection import Collection
 from ..search.exact import Exact
+from ..search.second_look import Settles
 from ..search.store import VectorStore
 from ..search.vectors import Dtype
-from .trace import Embeds, Trace, traced
 
-_QUERIES = 2**26  # elements of the vectors of the queries that are compared together
-_EMBEDDED = 64  # queries embedded together
 _KIND = "bank"
 _WAY = "call tide.index(dataset, folder)"
 
 
-class Student(Embeds, Protocol):
+class Student(Protocol):
     """What a bank asks of the model that makes its vectors; `TIDE` is one."""
 
+    denoiser: Denoiser
+    draws: Draws
     dim: int
+
+    @property
+    def teacher(self) -> Settles | None:
+        """The TID that taught it, where it is at hand."""
+        ...
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The method and its settings."""
+        ...
 
     def identity(self) -> dict[str, Any]:
         """What the vectors depend on, as JSON can hold it."""
         ...
 
+    def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:
+        """Unit vectors [B, M, dim] of images x [B, C, H, W] at all draws, or at some; float32, on
+        the denoiser's device.
+        """
+        ...
 
-class Bank:
+    def vectors(self, streams: Streams) -> Tensor:
+        """Unit vectors [B, dim] of activations that were listened to."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on where the model is no longer what the vectors are of."""
+        ...
+
+
+class Bank(Collection):
     """The unit vectors of N training images at M draws; made by `tide.index(dataset, folder)` or
-    `Bank.open(folder, tide)`.
-
-    Images are known by ids: their places in the data set, and on from there for those appended
-    later. An id is never given twice.
-
-    Several processes and threads may append and delete at the same time, and nothing is lost. A
-    bank finds what was there when it was opened or when it last wrote itself; `Bank.open` again
-    shows what others have changed since.
+    `Bank.open(folder, tide)`. A score is the mean cosine over the draws.
     """
 
     def __init__(self, student: Student, store: VectorStore) -> None:
-        self.student, self.store, self.exact = student, store, Exact(store)
+        super().__init__(store, Exact(store), student.denoiser, student.draws)
+        self.student = student
 
     # --- making ---------------------------------------------------------------------------------
 
@@ -85,7 +99,7 @@ class Bank:
         store = VectorStore.build(
             _KIND,
             dataset,
-            partial(_embed, student),
+            lambda x, cond, places: _embed(student, x, cond),
             student.dim,
             student.identity(),
             folder,
@@ -107,97 +121,29 @@ class Bank:
         store.artefact.check(student.identity(), "student")
         return cls(student, store)
 
-    def append(self, dataset: Dataset) -> Tensor:
-        """Add images and return their ids [n]; if it is interrupted, the bank is what it was."""
-        self.student.draws.check_shape(item_shape(dataset), "the data set")
-        say_misfit(Manner.of_dataset(dataset), self.manner, what="the items appended")
-        return self.store.append(dataset, partial(_embed, self.student), "indexing")
-
-    def delete(self, ids: Tensor | Iterable[int]) -> None:
-        """Never find these items again; their vectors stay on disk until the bank is built anew.
-
-        An item that somebody else has deleted meanwhile is refused by name, and nothing is deleted
-        then.
-        """
-        self.store.delete(ids)
-
-    def as_it_is(self) -> Self:
-        """The bank as it is now: what is appended or deleted later is not in it."""
-        view = copy.copy(self)
-        view.store = self.store.as_it_is()
-        view.exact = self.exact.of(view.store)
-        return view
-
-    # --- contents -------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    @property
-    def ids(self) -> Tensor:
-        """The ids of the items that are there, ascending: [N] int64."""
-        return self.store.ids
-
-    @property
-    def manner(self) -> Manner:
-        """What the items of the data set that it was built of look like."""
-        return self.store.manner
-
-    @property
-    def folder(self) -> Path | None:
-        """Where it is kept; None: in memory."""
-        return self.store.folder
+    # --- how images become vectors --------------------------------------------------------------
 
     @property
     def about(self) -> dict[str, Any]:
-        """The method that its vectors are of, and every setting."""
         return self.student.about
 
     @property
-    def device(self) -> torch.device:
-        """Where vectors are compared."""
-        return self.student.denoiser.device
+    def judge(self) -> Settles | None:
+        return self.student.teacher
 
-    def vectors(self, ids: Tensor | Iterable[int]) -> Tensor:
-        """The vectors of some items, as they are stored: [n, M, d] float32 on the CPU."""
-        return self.store.vectors(ids)
+    def check_unchanged(self) -> None:
+        self.student.check_unchanged()
 
-    # --- search ---------------------------------------------------------------------------------
+    def item_vectors(self, x: Tensor, cond: Cond, places: Sequence[int]) -> Tensor:
+        return _embed(self.student, x, cond)
 
-    def search(
-        self, queries: Tensor | Dataset, top_k: int = 8, draws: int | Sequence[int] | None = None
-    ) -> Attribution:
-        """The most and the least influential training images of each query.
+    def query_vectors(
+        self, x: Tensor, cond: Cond, places: Sequence[int], draws: Sequence[int] | None = None
+    ) -> Tensor:
+        return _embed(self.student, x, cond, draws)
 
-        `queries`: images [Q, C, H, W], or a data set. `draws`: None: all; a number: so many, evenly
-        spaced; or a list of indices.
-        """
-        here = self.as_it_is()
-        chosen = here.exact.chosen_draws(draws)
-        check_top_k(top_k, len(here))  # before anything is embedded
-        embedded = here.embedded(queries, chosen)
-        return joined([here.nearest(vectors, top_k, chosen) for vectors in embedded])
-
-    def scores(self, queries: Tensor | Dataset, draws: int | Sequence[int] | None = None) -> Tensor:
-        """The mean cosine of every query with every item, [Q, N] float32 on the CPU, columns in
-        order of `ids`.
-        """
-        here = self.as_it_is()
-        chosen = here.exact.chosen_draws(draws)
-        rows = []
-        for vectors in here.embedded(queries, chosen):
-            found = here.exact.scan(vectors, chosen, self.device)
-            rows.append(torch.cat([scores.cpu() for _, scores in found], 1))
-        return torch.cat(rows)
-
-    def nearest(
-        self, vectors: Tensor, top_k: int = 8, draws: int | Sequence[int] | None = None
-    ) -> Attribution:
-        """`search` with vectors [Q, m, d] at these draws in place of images."""
-        here = self.as_it_is()
-        chosen = here.exact.chosen_draws(draws)
-        about = {**self.about, "searched_draws": chosen}
-        return here.exact.nearest(vectors, top_k, chosen, self.device, about)
+    def overheard(self, m: int, streams: Streams) -> Tensor:
+        return self.at_draw(m, self.student.vectors(streams))
 
     def at_draw(self, m: int, vectors: Tensor) -> Tensor:
         """The cosines of vectors [Q, d] with every item at draw m: [Q, N] float32 on the device,
@@ -207,22 +153,6 @@ class Bank:
         chosen = here.exact.chosen_draws([m])
         found = here.exact.scan(vectors.unsqueeze(1), chosen, self.device)
         return torch.cat([scores for _, scores in found], 1)
-
-    def trace(
-        self, source: Denoiser | Any, top_k: int = 8, aligned: bool = True
-    ) -> AbstractContextManager[Trace]:
-        """Attribute images while they are generated: `with bank.trace(denoiser) as trace:
-        wherefrom.sample(denoiser, noise)`, or `with bank.trace(pipe) as trace: pipe(prompts)`.
-
-        Args:
-            source: the model that the bank was made with: its denoiser, or the diffusers pipeline
-                that `from_pipeline` made it of, with whatever scheduler it now has.
-            top_k: how many training items an image gets.
-            aligned: compare the image at the bank's own draws as soon as it has settled, or when
-                the pipeline has made it, which takes M evaluations of the network in one batch;
-                False: only the sampler's own evaluations, which rank less exactly.
-        """
-        return traced(self.as_it_is(), source, top_k, aligned)
 
     def approximate(
         self,
@@ -245,39 +175,7 @@ class Bank:
         """
         return Approximate.build(self, components, lists, codes, probes, queries)
 
-    def embedded(
-        self, queries: Tensor | Dataset, draws: Sequence[int] | None = None
-    ) -> Iterator[Tensor]:
-        """The vectors of queries at some or all draws, [Q, m, d] on the device, in groups that
-        memory can hold.
-        """
-        count, shape, said = query_count(queries), self.student.draws.shape, False
-        self.student.draws.check_shape(item_shape(queries, "query"), "the set of queries")
-        width = self.store.dim * (self.store.draws if draws is None else len(draws))
-        group = max(1, _QUERIES // width)
-        for first in range(0, count, group):
-            last, vectors = min(first + group, count), []
-            for start in range(first, last, _EMBEDDED):
-                places = range(start, min(start + _EMBEDDED, last))
-                batch = read(queries, places, shape, "query")
-                said = said or say_misfit(Manner.of(*batch), self.manner)
-                found = _embed(self.student, *batch, places, draws)
-                finite = torch.isfinite(found).flatten(1).all(1).cpu()
-                if not bool(finite.all()):
-                    raise WherefromError(
-                        f"the embedding of query {places[int((~finite).nonzero()[0])]} is not "
-                        "finite: look at that image and at the student's weights"
-                    )
-                vectors.append(found)
-            yield torch.cat(vectors)
-
 
 @torch.no_grad()
-def _embed(
-    student: Student,
-    x: Tensor,
-    cond: Cond,
-    places: Sequence[int],
-    draws: Sequence[int] | None = None,
-) -> Tensor:
+def _embed(student: Student, x: Tensor, cond: Cond, draws: Sequence[int] | None = None) -> Tensor:
     return student.embed(x, cond, draws)

@@ -60,6 +60,7 @@ class TIDE(Attributor):
         self.denoiser, self.draws, self.history = denoiser, draws, tuple(history)
         self.embedder = embedder.to(denoiser.device).requires_grad_(False)
         self.dim, self.taught = embedder.dim, dict(taught or {})
+        self.teacher: TID | None = None  # where it is at hand, for a second look
         self._taps = Taps(denoiser, draws.shape)
         self._levels = Levels(denoiser)
         self._compiled: Any = None
@@ -99,7 +100,9 @@ class TIDE(Attributor):
         )
         embedder, history = distill(tid, dataset, settings, store)
         taught = {"teacher": tid.about, "distillation": dataclasses.asdict(settings)}
-        return cls(tid.denoiser, tid.draws, embedder, history, taught)
+        student = cls(tid.denoiser, tid.draws, embedder, history, taught)
+        student.teacher = tid
+        return student
 
     @torch.no_grad()
     def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:

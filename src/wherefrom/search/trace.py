@@ -30,37 +30,11 @@ SETTLED = 0.1
 _DRAWS = "searched_draws"
 
 
-class Embeds(Protocol):
-    """A model that makes vectors of images."""
+class Searched(Protocol):
+    """What a trace asks of the vectors that it compares with; a `Collection` has it."""
 
     denoiser: Denoiser
     draws: Draws
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The method and its settings."""
-        ...
-
-    def embed(self, x: Tensor, cond: Cond = None, draws: Sequence[int] | None = None) -> Tensor:
-        """Unit vectors [B, M, dim] of images x [B, C, H, W] at all draws, or at some; float32, on
-        the denoiser's device.
-        """
-        ...
-
-    def vectors(self, streams: Streams) -> Tensor:
-        """Unit vectors [B, dim] of activations that were listened to."""
-        ...
-
-    def check_unchanged(self) -> None:
-        """Refuse to go on where the model is no longer what the vectors are of."""
-        ...
-
-
-class Searched(Protocol):
-    """What a trace asks of the vectors that it compares with; `Bank` has it."""
-
-    @property
-    def student(self) -> Embeds: ...
 
     @property
     def ids(self) -> Tensor: ...
@@ -68,11 +42,22 @@ class Searched(Protocol):
     @property
     def manner(self) -> Manner: ...
 
+    @property
+    def about(self) -> dict[str, Any]: ...
+
     def __len__(self) -> int: ...
+
+    def check_unchanged(self) -> None: ...
+
+    def query_vectors(self, x: Tensor, cond: Cond, places: Sequence[int]) -> Tensor: ...
 
     def nearest(self, vectors: Tensor, top_k: int) -> Attribution: ...
 
-    def at_draw(self, m: int, vectors: Tensor) -> Tensor: ...
+    def overheard(self, m: int, streams: Streams) -> Tensor | None:
+        """What activations of a sampler's own evaluation score at draw m, [B, N]; None: nothing
+        can be told from them.
+        """
+        ...
 
 
 class Step(NamedTuple):
@@ -88,8 +73,8 @@ class Trace:
     def __init__(self, bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> None:
         self.by_step: list[Step] = []  # noisiest first
         self._bank, self._denoiser, self._top_k, self._aligned = bank, denoiser, top_k, aligned
-        self._shape = bank.student.draws.shape
-        self._levels = denoiser.process.noise_level(bank.student.draws.sigmas).log()  # [M]
+        self._shape = bank.draws.shape
+        self._levels = denoiser.process.noise_level(bank.draws.sigmas).log()  # [M]
         self._last: Tensor | None = None  # what the network was evaluated at last
         self._sigma: float | None = None
         self._level = float("inf")
@@ -113,10 +98,17 @@ class Trace:
         """Inside, every evaluation of the denoiser is followed."""
         taps = Taps(self._denoiser, self._shape)
 
+        looking = False  # evaluations of its own are not the sampler's
+
         def watcher(x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor) -> None:
-            streams, taps.streams = taps.streams, []
-            self._sampled(x_sigma, sigma, cond, output, streams)
-            taps.streams = []  # embedding evaluated the network too
+            nonlocal looking
+            if looking:
+                return
+            streams, taps.streams, looking = taps.streams, [], True
+            try:
+                self._sampled(x_sigma, sigma, cond, output, streams)
+            finally:
+                taps.streams, looking = [], False
 
         with listening(taps), self._denoiser.watched(watcher):
             yield
@@ -134,8 +126,7 @@ class Trace:
                 "noise: the hits are of its states alone, as with aligned=False"
             )
         elif self._aligned and made is not None:
-            vectors = self._bank.student.embed(made.latents, made.cond)
-            self._hits = self._bank.nearest(vectors, self._top_k)
+            self._hits = self._found(made.latents, made.cond)
         self._over()
 
     def _generated(self, evaluation: Evaluation) -> None:
@@ -154,7 +145,12 @@ class Trace:
         noise_level = self._seen(sigma, cond, streams)
         if self._aligned and self._hits is None and noise_level <= SETTLED:
             estimate = self._denoiser.process.clean(output, x_sigma, sigma)
-            self._hits = self._bank.nearest(self._bank.student.embed(estimate, cond), self._top_k)
+            self._hits = self._found(estimate, cond)
+
+    def _found(self, x: Tensor, cond: Cond) -> Attribution:
+        """Of images, at the bank's own draws."""
+        vectors = self._bank.query_vectors(x, cond, range(len(x)))
+        return self._bank.nearest(vectors, self._top_k)
 
     def _seen(self, sigma: Tensor, cond: Cond, streams: Streams) -> float:
         """One evaluation of all images at a level; how much noise there was."""
@@ -173,7 +169,9 @@ class Trace:
             self._close_level()
         self._level, self._sigma = noise_level, float(sigma)
         self._nearest = int((self._levels - torch.tensor(noise_level).log()).abs().argmin())
-        self._here.append(self._bank.at_draw(self._nearest, self._bank.student.vectors(streams)))
+        found = self._bank.overheard(self._nearest, streams)
+        if found is not None:
+            self._here.append(found)
         return noise_level
 
     def _over(self) -> None:
@@ -195,16 +193,16 @@ class Trace:
 
     def _ranked(self, scores: Tensor, draws: Sequence[int]) -> Attribution:
         """By the sampler's own states, compared at these draws of the bank."""
-        about = {**self._bank.student.about, _DRAWS: sorted(set(draws)), "aligned": False}
+        about = {**self._bank.about, _DRAWS: sorted(set(draws)), "aligned": False}
         return both_ends(scores, self._top_k, self._bank.ids, about)
 
 
 @contextmanager
 def traced(bank: Searched, source: Any, top_k: int, aligned: bool) -> Iterator[Trace]:
-    """See `Bank.trace`."""
+    """See `Collection.trace`."""
     check_top_k(top_k, len(bank))  # before anything is generated
-    bank.student.check_unchanged()
-    own = bank.student.denoiser
+    bank.check_unchanged()
+    own = bank.denoiser
     if not isinstance(source, Denoiser):
         trace = Trace(bank, own, top_k, aligned)
         with trace.generating(source):

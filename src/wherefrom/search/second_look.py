@@ -1,0 +1,147 @@
+"""The second look: what a search proposes, exact TID scores again. Only the best few of a training
+set pass by the queries, so that an exact answer takes little longer than the search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
+
+from ..attribution.result import Attribution
+from ..data.fingerprint import data_fingerprint
+from ..data.items import Dataset, length
+from ..diffusion.denoiser import Denoiser
+from ..errors import WherefromError, number
+from .store import VectorStore
+
+
+class Settles(Protocol):
+    """Who scores exactly; `TID` does."""
+
+    denoiser: Denoiser
+
+    @property
+    def about(self) -> dict[str, Any]: ...
+
+    def scores_of(
+        self, queries: Tensor | Dataset, dataset: Dataset, places: Sequence[int]
+    ) -> Tensor:
+        """Every query with the items at these places of a data set, [Q, n], on the CPU."""
+        ...
+
+
+class Proposes(Protocol):
+    """Whose best are looked at again."""
+
+    store: VectorStore
+    denoiser: Denoiser
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Look:
+    """A second look that can be taken."""
+
+    judge: Settles
+    dataset: Dataset
+    share: float
+    candidates: int  # of each query
+
+
+def check_look(
+    found: Proposes, exact: float | None, dataset: Dataset | None, judge: Settles | None
+) -> Look | None:
+    """The look that is asked for, once it is clear that it can be taken; None: none is."""
+    if exact is None:
+        if dataset is not None:
+            raise WherefromError(
+                "a data set is for the second look alone: say with exact=0.02 how much of it is "
+                "to be scored again"
+            )
+        return None
+    share, kind = number("exact", exact, above=0), found.store.artefact.kind
+    if share > 1:
+        raise WherefromError(
+            f"exact is the share of the items that are scored again, at most 1, not {share:g}"
+        )
+    if judge is None:
+        raise WherefromError(
+            f"this {kind} does not know the TID that taught its student: give the second look one "
+            "with tid=..."
+        )
+    if dataset is None:
+        raise WherefromError(
+            f"the second look needs the images that this {kind} is of: give dataset=..."
+        )
+    mine, theirs = found.denoiser, judge.denoiser
+    if mine.network is not theirs.network and mine.identity() != theirs.identity():
+        raise WherefromError(
+            f"the TID of the second look is of other weights than this {kind}: give one of the "
+            "same model"
+        )
+    check_items(found.store, dataset)
+    return Look(judge, dataset, share, min(len(found), math.ceil(share * len(found))))
+
+
+def check_items(store: VectorStore, dataset: Dataset) -> None:
+    """Refuse a data set whose items are not those that the ids stand for."""
+    kind, first = store.artefact.kind, 0
+    if length(dataset) != store.given:
+        raise WherefromError(
+            f"the data set has {length(dataset)} items, this {kind} was given {store.given}: the "
+            "second look needs them all in order of their ids, those appended last"
+        )
+    for part, (count, data) in zip(_parts(dataset, store), store.sets, strict=True):
+        if data != data_fingerprint(part):
+            raise WherefromError(
+                f"the data set is not the one that this {kind} was made of (items {first} to "
+                f"{first + count - 1} differ): give the second look the same images in order of "
+                "their ids, sets that were appended with torch's ConcatDataset"
+            )
+        first += count
+
+
+def _parts(dataset: Dataset, store: VectorStore) -> list[Dataset]:
+    """The data set as it was given, one set after the other."""
+    counts = [count for count, _ in store.sets]
+    if len(counts) == 1:
+        return [dataset]
+    parts: list[Any] = dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    if [length(part) for part in parts] == counts:
+        return parts
+    ends = list(accumulate(counts))
+    return [_some(dataset, range(end - n, end)) for end, n in zip(ends, counts, strict=True)]
+
+
+def _some(dataset: Any, places: range) -> Dataset:
+    """Some items of a data set."""
+    return Subset(dataset, places)
+
+
+def settled(
+    look: Look, queries: Tensor | Dataset, some: range, found: Attribution, top_k: int
+) -> Attribution:
+    """What was found of some of the queries, both ends ranked by exact scores."""
+    batch = queries[some.start : some.stop] if isinstance(queries, Tensor) else _some(queries, some)
+    best, least = found.indices, found.least_indices[:, :top_k]
+    places = torch.cat([best, least], 1).unique()  # ascending
+    scores = look.judge.scores_of(batch, look.dataset, places.tolist())
+
+    def ranked(ids: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
+        ids = ids.sort(1).values  # ties go to the smaller id
+        own = scores.gather(1, torch.searchsorted(places, ids))
+        own, order = own.sort(dim=1, descending=descending, stable=True)
+        return own[:, :top_k], ids.gather(1, order[:, :top_k])
+
+    (high, indices), (low, least_indices) = ranked(best, True), ranked(least, False)
+    unknown = torch.full_like(high, torch.nan)
+    about = {**look.judge.about, "exact": look.share, "proposed_by": dict(found.about)}
+    return Attribution(indices, high, unknown, least_indices, low, about)

@@ -1,0 +1,379 @@
+"""The index: it is TID where nothing is projected and TID on average where something is, it goes on
+after a kill, and it refuses what it is not of.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Subset
+
+import wherefrom
+from helpers import Noise, contents, small_dit, stirred
+from wherefrom.search import store as search
+from wherefrom.tid import sketching, teacher
+from wherefrom.tid.sketching import Sketcher
+
+EDM = wherefrom.EDM()
+DATA, QUERIES = Noise(30), Noise(34).x[30:]
+WHOLE = 10**6  # numbers of a sketch: more than there are
+
+
+def tid_of(scale: float = 0.2, count: int = 2, data: Any = DATA, **options: Any) -> wherefrom.TID:
+    network = stirred(small_dit(width=8, heads=2, depth=1, cond_width=8), scale)
+    draws = wherefrom.Draws(EDM, (1, 8, 8), count=count, seed=3)
+    return wherefrom.TID(wherefrom.Denoiser(network, EDM), draws, **options).fit(data)
+
+
+@pytest.fixture
+def unprojected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No layer is so wide that it would be projected."""
+    monkeypatch.setattr(sketching, "SIDE", 10**5)
+
+
+@pytest.fixture(scope="module")
+def tid() -> wherefrom.TID:
+    return tid_of(similarity="cosine")
+
+
+def close(found: Tensor, exact: Tensor, within: float = 1e-5) -> bool:
+    return bool((found - exact).abs().max() <= within * exact.abs().max())
+
+
+# --- it is TID ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unprojected")
+@pytest.mark.parametrize("normalize", ["sample", "token", "gradient", "none"])
+@pytest.mark.parametrize("similarity", ["kernel", "relative", "cosine"])
+def test_where_nothing_is_projected_the_scores_are_those_of_tid(
+    similarity: str, normalize: str
+) -> None:
+    tid = tid_of(similarity=similarity, normalize=normalize)
+    index = tid.index(DATA, dim=WHOLE, dtype="float32")
+    exact = tid.scores(QUERIES, DATA)
+    assert close(index.scores(QUERIES), exact)
+    hits = index.search(QUERIES, top_k=3)
+    assert close(hits.scores, exact.topk(3, 1).values)
+    assert close(exact.gather(1, hits.indices), hits.scores)
+
+
+@pytest.mark.usefixtures("unprojected")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"correction": "residual"},
+        {"correction": "leverage"},
+        {"aligned": False},
+        {"target": "loss"},
+        {"curvature": "identity"},
+        {"curvature": "sampled"},
+    ],
+    ids=str,
+)
+def test_so_they_are_under_every_other_setting(options: dict[str, Any]) -> None:
+    tid = tid_of(**options)
+    index = tid.index(DATA, dim=WHOLE, dtype="float32")
+    assert close(index.scores(QUERIES), tid.scores(QUERIES, DATA))
+
+
+@pytest.mark.usefixtures("unprojected")
+def test_so_they_are_of_a_network_of_convolutions_with_labels() -> None:
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+            self.label = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
+            inside = (
+                self.first(x) + self.label(nn.functional.one_hot(cond, 3).float())[..., None, None]
+            )
+            return self.last(torch.tanh(inside + sigma.reshape(-1, 1, 1, 1)))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        denoiser = wherefrom.Denoiser(Small(), EDM)
+    data, draws = Noise(20, labels=True), wherefrom.Draws(EDM, (1, 8, 8), count=2)
+    tid = wherefrom.TID(denoiser, draws, similarity="cosine").fit(data)
+    index = tid.index(data, dim=WHOLE, dtype="float32")
+    queries = Subset(data, range(3))  # type: ignore[var-annotated, arg-type]
+    assert close(index.scores(queries), tid.scores(queries, data))
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("float16", 2e-3), ("int8", 3e-2)])
+@pytest.mark.usefixtures("unprojected")
+def test_a_smaller_type_keeps_the_scores(dtype: Any, within: float) -> None:
+    tid = tid_of()  # whose kernels are far from one
+    index = tid.index(DATA, dim=WHOLE, dtype=dtype)
+    assert close(index.scores(QUERIES), tid.scores(QUERIES, DATA), within)
+
+
+def test_the_product_of_two_halves_is_the_kernels_square_on_average(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the square of one half is larger, by its noise."""
+    monkeypatch.setattr(sketching, "SIDE", 6)
+    tid = tid_of(count=1, data=Noise(6))
+    x, places = Noise(6).x, range(6)
+    truth = tid.scores(x, Noise(6)).double()  # [6, 6]: one draw, so K^2
+    products, squares = [], []
+    for seed in range(200):
+        vectors, _, _ = Sketcher(tid.curvature, 128, seed).sketched(x, None, 0, "train", places)
+        one, other = vectors.double().chunk(2, 1)
+        products.append((one @ one.T) * (other @ other.T))
+        squares.append((one @ one.T) ** 2)
+
+    def beyond(values: Tensor) -> Tensor:
+        """The mean of values [n, 6, 6] in standard errors."""
+        return values.mean(0) / (values.std(0) / len(values) ** 0.5)
+
+    product, square = torch.stack(products), torch.stack(squares)
+    assert (beyond(product - truth).abs() < 4).all()
+    assert (beyond(square - product) > 1.5).all()
+
+
+def test_a_longer_sketch_finds_more(tid: wherefrom.TID) -> None:
+    found = [tid.index(DATA, dim=dim).recall(QUERIES, DATA, 0.1, 0.2) for dim in (4, WHOLE)]
+    assert found[0] < found[1]
+    assert found[1] > 0.9
+
+
+@pytest.mark.usefixtures("unprojected")
+def test_recall_is_whole_where_nothing_is_lost(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=WHOLE, dtype="float32")
+    assert index.recall(QUERIES, DATA, 0.1, 0.1) == 1
+    assert index.recall(QUERIES, DATA, 0.2, 0.2, sample=10) == 1
+
+
+def test_batches_change_nothing(tid: wherefrom.TID) -> None:
+    one, other = (tid.index(DATA, dim=256, dtype="float32", batch_size=n) for n in (4, 30))
+    assert torch.allclose(one.vectors(one.ids), other.vectors(other.ids), atol=1e-5)
+    assert torch.allclose(one.scores(QUERIES), other.scores(QUERIES), atol=1e-5)
+    assert one.together == 4
+
+
+def test_some_draws_are_those_alone(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=256)
+    parts = [index.scores(QUERIES, draws=[m]) for m in range(2)]
+    assert torch.allclose(sum(parts) / 2, index.scores(QUERIES), atol=1e-6)
+
+
+# --- one index, every similarity ------------------------------------------------------------------
+
+
+def test_one_index_serves_every_similarity(tmp_path: Path) -> None:
+    kernel, cosine = tid_of(), tid_of(similarity="cosine")
+    built = kernel.index(DATA, tmp_path / "index", dim=256)
+    opened = wherefrom.Index.open(tmp_path / "index", cosine)
+    assert torch.equal(opened.scores(QUERIES), cosine.index(DATA, dim=256).scores(QUERIES))
+    assert not torch.allclose(opened.scores(QUERIES), built.scores(QUERIES))
+
+
+def test_the_self_kernels_that_it_finds_serve_exact_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tid, counted = tid_of(similarity="relative"), list[int]()
+    tid.index(DATA, dim=64)
+    true = teacher.own_kernel
+    monkeypatch.setattr(teacher, "own_kernel", lambda *a: counted.append(1) or true(*a))
+    exact = tid.scores(QUERIES, DATA)
+    assert not counted
+    assert close(exact, tid_of(similarity="relative").scores(QUERIES, DATA))
+
+
+# --- the second look ------------------------------------------------------------------------------
+
+
+def test_a_second_look_gives_exact_scores_and_order(tid: wherefrom.TID) -> None:
+    index, exact = tid.index(DATA, dim=64), tid.scores(QUERIES, DATA)
+    hits = index.search(QUERIES, top_k=3, exact=0.4, dataset=DATA)
+    proposed = index.search(QUERIES, top_k=12).indices
+    for row, (ids, scores) in enumerate(zip(hits.indices, hits.scores, strict=True)):
+        best = exact[row][proposed[row]].topk(3)
+        assert torch.equal(ids, proposed[row][best.indices])
+        torch.testing.assert_close(scores, best.values)
+        torch.testing.assert_close(hits.least_scores[row], exact[row][hits.least_indices[row]])
+    assert hits.percentiles.isnan().all()
+    assert hits.about["exact"] == 0.4
+    assert hits.about["proposed_by"]["method"] == "TID index"
+    assert torch.equal(
+        index.search(QUERIES, top_k=3, exact=1.0, dataset=DATA).indices, exact.topk(3, 1).indices
+    )
+
+
+def test_a_query_has_its_own_candidates_whoever_else_is_asked(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=16)
+    together = index.search(QUERIES, top_k=2, exact=0.1, dataset=DATA)
+    for row, query in enumerate(QUERIES):
+        alone = index.search(query[None], top_k=2, exact=0.1, dataset=DATA)
+        assert torch.equal(alone.indices[0], together.indices[row])
+    queries = Subset(Noise(34), range(30, 34))  # type: ignore[var-annotated, arg-type]
+    again = index.search(queries, top_k=2, exact=0.1, dataset=DATA)
+    assert torch.equal(again.indices, together.indices)
+
+
+def test_a_second_look_reaches_what_was_appended(tid: wherefrom.TID) -> None:
+    first, more = Noise(20), Subset(Noise(30), range(20, 30))  # type: ignore[var-annotated, arg-type]
+    index = tid.index(first, dim=64)
+    assert index.append(more).tolist() == list(range(20, 30))
+    together: Any = ConcatDataset([first, more])  # type: ignore[list-item]
+    exact = tid.scores(QUERIES, together)
+    for whole in (together, DATA):  # of known parts, or of the same content
+        hits = index.search(QUERIES, top_k=3, exact=1.0, dataset=whole)
+        assert torch.equal(hits.indices, exact.topk(3, 1).indices)
+    index.delete([int(exact[0].argmax())])
+    hits = index.search(QUERIES, top_k=3, exact=1.0, dataset=together)
+    assert torch.equal(hits.indices[0], exact[0].topk(4).indices[1:])
+    with pytest.raises(wherefrom.WherefromError, match="has 20 items, this index was given 30"):
+        index.search(QUERIES, exact=0.5, dataset=first)
+    other: Any = ConcatDataset([first, Noise(10)])  # type: ignore[list-item]
+    with pytest.raises(wherefrom.WherefromError, match="items 20 to 29 differ"):
+        index.search(QUERIES, exact=0.5, dataset=other)
+
+
+def test_a_look_that_cannot_be_taken_is_refused_before_the_work(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=16)
+    for how, why in (
+        ({"exact": 0.1}, "needs the images"),
+        ({"dataset": DATA}, "say with exact=0.02"),
+        ({"exact": 1.5, "dataset": DATA}, "at most 1, not 1.5"),
+        ({"exact": 0, "dataset": DATA}, "exact must be"),
+        ({"exact": 0.1, "dataset": Noise(31)}, "has 31 items"),
+        ({"exact": 0.1, "dataset": Subset(Noise(31), range(1, 31))}, "items 0 to 29 differ"),
+        ({"exact": 0.1, "dataset": DATA, "tid": tid_of(0.3)}, "other weights"),
+    ):
+        with pytest.raises(wherefrom.WherefromError, match=why):
+            index.search(QUERIES, **how)  # type: ignore[arg-type]
+
+
+def test_a_bank_takes_a_second_look_by_its_teacher(tmp_path: Path) -> None:
+    tid = tid_of()
+    tide = wherefrom.TIDE.distill(tid, DATA, epochs=1, batch_size=8, dim=16, hidden=16, heads=2)
+    bank, exact = tide.index(DATA), tid.scores(QUERIES, DATA)
+    hits = bank.search(QUERIES, top_k=3, exact=1.0, dataset=DATA)
+    assert torch.equal(hits.indices, exact.topk(3, 1).indices)
+    assert hits.about["proposed_by"]["method"] == "TIDE"
+    tide.save(tmp_path)
+    loaded = wherefrom.TIDE.load(tmp_path, tid.denoiser).index(DATA)
+    with pytest.raises(wherefrom.WherefromError, match="give the second look one with tid="):
+        loaded.search(QUERIES, exact=0.5, dataset=DATA)
+    again = loaded.search(QUERIES, top_k=3, exact=1.0, dataset=DATA, tid=tid)
+    assert torch.equal(again.indices, hits.indices)
+
+
+# --- while generating -----------------------------------------------------------------------------
+
+
+def test_a_trace_finds_what_a_search_for_the_finished_image_finds(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=512)
+    noise = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain = wherefrom.sample(tid.denoiser, noise, steps=40)
+    with index.trace(tid.denoiser, top_k=3) as trace:
+        traced = wherefrom.sample(tid.denoiser, noise, steps=40)
+    assert torch.equal(plain, traced)
+    assert trace.by_step == []
+    found, searched = trace.hits.indices, index.search(traced, top_k=3).indices
+    assert all(
+        len({*one} & {*other}) >= 2
+        for one, other in zip(found.tolist(), searched.tolist(), strict=True)
+    )
+    with pytest.raises(wherefrom.WherefromError, match="not a sampler's states"):
+        index.trace(tid.denoiser, aligned=False)
+
+
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def test_it_is_opened_by_a_tid_of_the_same_curvature_alone(tmp_path: Path) -> None:
+    tid = tid_of()
+    built = tid.index(DATA, tmp_path, dim=64)
+    opened = wherefrom.Index.open(tmp_path, tid_of())
+    assert torch.equal(opened.scores(QUERIES), built.scores(QUERIES))
+    assert torch.equal(tid.index(DATA, tmp_path, dim=64).ids, torch.arange(30))  # at once
+    for other in (tid_of(damping=0.2), tid_of(0.3), tid_of(data=Noise(29)), tid_of(count=3)):
+        with pytest.raises(wherefrom.WherefromError):
+            wherefrom.Index.open(tmp_path, other)
+    with pytest.raises(wherefrom.WherefromError, match="for its TID, not for Denoiser"):
+        wherefrom.Index.open(tmp_path, tid.denoiser)  # type: ignore[arg-type]
+    with pytest.raises(wherefrom.WherefromError, match="index"):
+        wherefrom.Bank.open(tmp_path, wherefrom.TIDE.distill(tid, DATA, epochs=1, dim=8, hidden=8))
+    with pytest.raises(wherefrom.WherefromError, match="sketch"):
+        tid.index(DATA, tmp_path, dim=32)
+
+
+def test_a_curvature_of_weights_that_have_changed_is_refused(tid: wherefrom.TID) -> None:
+    tid = tid_of()
+    index = tid.index(DATA, dim=16)
+    with torch.no_grad():
+        next(tid.denoiser.network.parameters()).add_(1)
+    for work in (
+        lambda: index.search(QUERIES),
+        lambda: index.append(DATA),
+        lambda: tid.index(DATA),
+    ):
+        with pytest.raises(wherefrom.WherefromError, match="changed"):
+            work()
+
+
+def test_an_image_whose_gradient_is_none_is_named(tid: wherefrom.TID) -> None:
+    class Broken(Noise):
+        def __getitem__(self, index: int) -> Any:
+            item = super().__getitem__(index)
+            return item * torch.nan if index == 7 else item
+
+    with pytest.raises(wherefrom.WherefromError, match="item 7"):
+        tid.index(Broken(12), dim=16)
+
+
+def test_a_sketch_of_one_number_is_refused(tid: wherefrom.TID) -> None:
+    with pytest.raises(wherefrom.WherefromError, match="at least 2 numbers"):
+        tid.index(DATA, dim=1)
+
+
+SCRIPT = """
+import sys, time
+sys.path[:0] = [{tests!r}, {here!r}]
+import torch; torch.set_num_threads(1)
+import test_index as mine
+from wherefrom.search import store
+store._SHARD = 1
+read = mine.Noise.__getitem__
+mine.Noise.__getitem__ = lambda self, index: (time.sleep(0.01), read(self, index))[1]
+mine.tid_of().index(mine.Noise(30), {folder!r}, dim=64, batch_size=2)
+"""
+
+
+def test_a_build_that_was_killed_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_SHARD", 1)  # a shard for every image
+    killed, straight, here = tmp_path / "killed", tmp_path / "straight", Path(__file__).parent
+    script = textwrap.dedent(SCRIPT).format(
+        tests=str(here.parent), here=str(here), folder=str(killed)
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+    while child.poll() is None and not (killed / "shard-00002.safetensors").exists():
+        time.sleep(0.01)
+    child.kill()
+    assert child.communicate()[1] is not None
+    listed = len(json.loads((killed / "artefact.json").read_text())["files"])
+    assert 2 <= listed < 30
+    with pytest.raises(wherefrom.WherefromError, match=r"call tid.index\(dataset, folder\)"):
+        wherefrom.Index.open(killed, tid_of())
+    tid_of().index(Noise(30), killed, dim=64, batch_size=5)
+    tid_of().index(Noise(30), straight, dim=64, batch_size=2)
+    mine, theirs = contents(killed), contents(straight)
+    assert {n for n in mine if n.endswith("safetensors")} == {
+        n for n in theirs if n.endswith("safetensors")
+    }
+    assert all(mine[name] == theirs[name] for name in theirs if name.endswith("safetensors"))
