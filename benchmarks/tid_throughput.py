@@ -1,5 +1,5 @@
-"""What TID costs: the score pass, the curvature pass and `pairwise`, as ratios to the compiled
-forward + backward of the network.
+"""What TID costs: the score pass, the curvature pass, `pairwise` and the pass that makes an index,
+as ratios to the compiled forward + backward of the network.
 
     python benchmarks/tid_throughput.py
     python benchmarks/tid_throughput.py --profile      # and where the score pass spends its time
@@ -32,6 +32,8 @@ from common import (
     stirred,
 )
 from wherefrom.factors.moments import Moments
+from wherefrom.tid.index import DIM
+from wherefrom.tid.sketching import Sketcher
 
 DRAW = 2  # of four, at which everything is measured
 
@@ -57,10 +59,12 @@ def passes(tid: wherefrom.TID, queries: Tensor, x: Tensor) -> dict[str, Callable
     """What a fitted TID does with a batch x at a draw."""
     (sides, _), indices = tid._prepare(queries, None, DRAW, 0), list(range(len(x)))
     moments = Moments(tid.probe.parts, x.device, torch.float32)
+    sketcher = Sketcher(tid.curvature, DIM, 0)
     return {
         "score pass": lambda: tid._kernel(sides, len(queries), x, None, DRAW, indices),
         "curvature pass": lambda: tid.curvature._add(moments, x, None, DRAW, indices),
         "pairwise": lambda: tid.pairwise(x, tid.draws[DRAW]),
+        "index pass": lambda: sketcher.sketched(x, None, DRAW, "train", indices),
         "factors only": lambda: tid.probe.run(
             x, None, DRAW, "train", indices, lambda part, factors: None
         ),

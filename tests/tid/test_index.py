@@ -152,6 +152,7 @@ def test_a_longer_sketch_finds_more(tid: wherefrom.TID) -> None:
 def test_recall_is_whole_where_nothing_is_lost(tid: wherefrom.TID) -> None:
     index = tid.index(DATA, dim=WHOLE, dtype="float32")
     assert index.recall(QUERIES, DATA, 0.1, 0.1) == 1
+    assert index.recall(QUERIES, top=0.1, within=0.1) == 1
     assert index.recall(QUERIES, DATA, 0.2, 0.2, sample=10) == 1
 
 
@@ -299,6 +300,8 @@ def test_it_is_opened_by_a_tid_of_the_same_curvature_alone(tmp_path: Path) -> No
     built = tid.index(DATA, tmp_path, dim=64)
     opened = wherefrom.Index.open(tmp_path, tid_of())
     assert torch.equal(opened.scores(QUERIES), built.scores(QUERIES))
+    with pytest.raises(wherefrom.WherefromError, match="give dataset="):
+        opened.recall(QUERIES)
     assert torch.equal(tid.index(DATA, tmp_path, dim=64).ids, torch.arange(30))  # at once
     for other in (tid_of(damping=0.2), tid_of(0.3), tid_of(data=Noise(29)), tid_of(count=3)):
         with pytest.raises(wherefrom.WherefromError):

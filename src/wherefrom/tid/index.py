@@ -79,6 +79,7 @@ class Index(Collection):
         super().__init__(store, exact, tid.denoiser, tid.draws)
         self.tid, self.together = tid, store.batch_size
         self._sketcher = sketcher
+        self._dataset: Dataset | None = None  # where it is at hand
 
     @classmethod
     def build(
@@ -125,7 +126,9 @@ class Index(Collection):
         if own is not None:
             own.keep(at_once=True)
         tid.probe.warn_of_silent_layers()
-        return cls(tid, sketcher, store)
+        index = cls(tid, sketcher, store)
+        index._dataset = dataset
+        return index
 
     @classmethod
     def open(cls, folder: Folder, tid: Teacher) -> Self:
@@ -194,7 +197,7 @@ class Index(Collection):
     def recall(
         self,
         queries: Tensor | Dataset,
-        dataset: Dataset,
+        dataset: Dataset | None = None,
         top: float = 0.01,
         within: float = 0.02,
         sample: int = 2000,
@@ -203,12 +206,14 @@ class Index(Collection):
 
         Args:
             queries: images [Q, C, H, W], or a data set.
-            dataset: the images that the index is of.
+            dataset: the images that the index is of; None: those that it was just made of.
             top: the share of the items that are to be found.
             within: the share of the items among which they are looked for.
             sample: on how many items it is measured, chosen at random; exact TID scores them.
         """
-        here = self.as_it_is()
+        here, dataset = self.as_it_is(), self._dataset if dataset is None else dataset
+        if dataset is None:
+            raise WherefromError("recall is measured on the images themselves: give dataset=...")
         check_items(here.store, dataset)
         top, within = number("top", top, above=0), number("within", within, above=0)
         ids = here.ids
