@@ -16,7 +16,7 @@ from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
 from .tid.teacher import TID
 from .tide.bank import Bank
-from .tide.loss import lambda_rank_loss
+from .tide.loss import lambda_rank_loss, listwise_loss
 from .tide.student import TIDE
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ __all__ = [
     "from_scheduler",
     "lambda_rank_loss",
     "layer_kind",
+    "listwise_loss",
     "models",
     "needs",
     "preset",
