@@ -76,7 +76,7 @@ def _standardised_log(tau: Tensor) -> Tensor:
     mean = log.masked_fill(none, 0).sum(1, keepdim=True) / count
     centred = (log - mean).masked_fill(none, 0)
     # below some eps the scores of a row differ by rounding alone
-    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt().clamp_min(8 * eps)
+    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt().clamp_min(32 * eps)
     return (centred / deviation).masked_fill(none, -torch.inf)
 
 
