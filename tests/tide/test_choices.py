@@ -26,7 +26,7 @@ from wherefrom.artefacts.artefact import _checks
 from wherefrom.attribution.agreement import spearman
 from wherefrom.diffusion.seeds import seed_of
 from wherefrom.tid.angle import Similarity
-from wherefrom.tide.distill import Learner, Settings
+from wherefrom.tide.distill import LOSSES, Learner, Settings
 from wherefrom.tide.embedder import Embedder
 from wherefrom.tide.grid import GridEmbedder
 
@@ -197,7 +197,7 @@ def test_a_learner_comes_nearer_to_what_it_is_taught(objective: Any, embedder: A
     size = {"dim": 16, "hidden": 32} | ({"size": (9, 9)} if embedder is GridEmbedder else {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        learner = Learner(embedder([(4, 8)], **size), objective)
+        learner = Learner(embedder([(4, 8)], **size), LOSSES[objective])
     optimizer = torch.optim.AdamW(learner.parameters(), 3e-3)
     others = ~torch.eye(24, dtype=torch.bool)
 
@@ -216,16 +216,6 @@ def test_a_learner_comes_nearer_to_what_it_is_taught(objective: Any, embedder: A
         optimizer.zero_grad()
     assert found()[0] < 0.5 * loss
     assert found()[1] > agreement + 0.2
-
-
-def test_a_student_of_digits_comes_nearer_to_its_teacher() -> None:
-    how: dict[str, Any] = {"batch_size": 24, "lr": 3e-3, "dim": 16, "hidden": 16, **BEST}
-    history = wherefrom.TIDE.distill(teacher(), Digits(160), epochs=10, **how).history
-    first, last = history[0], history[-1]
-    assert last.spearman > first.spearman + 0.1
-    assert last.top_8 is not None
-    assert first.top_8 is not None
-    assert last.top_8 > first.top_8
 
 
 @pytest.mark.parametrize("similarity", ["kernel", "relative", "cosine"])

@@ -9,6 +9,7 @@ on to the same student.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal, get_args
@@ -38,6 +39,7 @@ from .loss import lambda_rank_loss, listwise_loss, off_diagonal
 
 Objective = Literal["lambdarank", "listwise"]
 EmbedderKind = Literal["pool", "grid"]
+LOSSES = {"lambdarank": lambda_rank_loss, "listwise": listwise_loss}
 
 _HELD_OUT = 128  # images at most, a tenth of the data set at most
 _LEVELS = 4  # noise levels at which they are compared
@@ -105,15 +107,27 @@ class Look:
 
 
 class Learner(nn.Module):
-    """The embedder and the scale of its similarities: all that learns."""
+    """The embedder and the scale of its similarities: all that learns.
+
+    `loss`: of the student's scores, the teacher's and the scale.
+    """
 
     def __init__(
-        self, embedder: Embedder | GridEmbedder, objective: Objective = "lambdarank"
+        self,
+        embedder: Embedder | GridEmbedder,
+        loss: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda_rank_loss,
     ) -> None:
         super().__init__()
-        self.embedder = embedder
+        self.embedder, self._loss = embedder, loss
         self.log_scale = nn.Parameter(torch.tensor(math.log(32.0)))
-        self._loss = lambda_rank_loss if objective == "lambdarank" else listwise_loss
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Its parameters as AdamW takes them; the scale does not decay."""
+        return [
+            {"params": list(self.embedder.parameters())},
+            {"params": [self.log_scale], "weight_decay": 0.0},
+        ]
 
     def forward(self, streams: Streams, tau: Tensor) -> Tensor:
         """The loss of a batch, of which these are the activations and the teacher's scores."""
@@ -152,12 +166,8 @@ def distill(
     )
     steps = max(1, round(settings.epochs * ((count - held) // settings.batch_size)))
 
-    learner = Learner(fresh(tid, dataset, settings), settings.objective).to(device)
-    groups: list[dict[str, Any]] = [
-        {"params": list(learner.embedder.parameters())},
-        {"params": [learner.log_scale], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=0.01, fused=True)
+    learner = Learner(fresh(tid, dataset, settings), LOSSES[settings.objective]).to(device)
+    optimizer = torch.optim.AdamW(learner.groups, settings.lr, weight_decay=0.01, fused=True)
     looks: list[Look] = []
     # the sum since the last look, and over how many steps
     losses, since = torch.zeros((), device=device), 0
