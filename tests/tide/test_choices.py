@@ -23,10 +23,11 @@ import pipelines
 import wherefrom
 from helpers import Noise, kept, small_dit, stirred
 from wherefrom.artefacts.artefact import _checks
+from wherefrom.artefacts.pace import Pace
 from wherefrom.attribution.agreement import spearman
 from wherefrom.diffusion.seeds import seed_of
 from wherefrom.tid.angle import Similarity
-from wherefrom.tide.distill import LOSSES, Learner, Settings
+from wherefrom.tide.distill import LOSSES, Learner, Settings, learn
 from wherefrom.tide.embedder import Embedder
 from wherefrom.tide.grid import GridEmbedder
 
@@ -107,18 +108,15 @@ SCRIPT = """
     sys.path[:0] = [{tests!r}, {here!r}]
     from wherefrom.artefacts.pace import Pace
     Pace.seconds = Pace.times = 0.0  # every look is kept
-    from test_choices import distilled, teacher
-    distilled(teacher(), epochs=8, store={store!r}, **{choice!r})
+    from test_choices import BEST, distilled, teacher
+    distilled(teacher(), epochs=8, store={store!r}, **BEST)
 """
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_one_that_was_killed_goes_on_to_the_same_bits(
-    choice: dict[str, Any], tmp_path: Path
-) -> None:
+def test_one_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     here = Path(__file__).parent
     script = textwrap.dedent(SCRIPT).format(
-        tests=str(here.parent), here=str(here), store=str(tmp_path), choice=choice
+        tests=str(here.parent), here=str(here), store=str(tmp_path)
     )
     child = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -129,8 +127,32 @@ def test_one_that_was_killed_goes_on_to_the_same_bits(
     child.wait()
     assert 12 <= kept(tmp_path)["step"] < 48
     tid = teacher()
-    resumed = distilled(tid, epochs=8, store=tmp_path, **choice)
-    straight = distilled(tid, epochs=8, **choice)
+    resumed = distilled(tid, epochs=8, store=tmp_path, **BEST)
+    straight = distilled(tid, epochs=8, **BEST)
+    assert same(resumed, straight)
+    assert resumed.history == straight.history
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_one_that_broke_off_goes_on_to_the_same_bits(
+    choice: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tid, straight = teacher(), distilled(teacher(), **choice)
+    left = iter(range(7))
+
+    def breaking(*arguments: Any) -> Tensor:
+        if next(left, None) is None:
+            raise RuntimeError("power cut")
+        return learn(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wherefrom.tide.distill.learn", breaking)
+        for name in ("seconds", "times"):  # every look is kept
+            patch.setattr(Pace, name, 0.0)
+        with pytest.raises(RuntimeError, match="power cut"):
+            distilled(tid, store=tmp_path, **choice)
+    assert kept(tmp_path)["step"] == 7
+    resumed = distilled(tid, store=tmp_path, **choice)
     assert same(resumed, straight)
     assert resumed.history == straight.history
 

@@ -248,7 +248,7 @@ def learn(
     optimizer.step()
     optimizer.zero_grad()
     # a loss of ranks alone would not show that the teacher's scores are not finite
-    return loss.detach() + 0 * tau.double().sum().to(loss)
+    return loss.detach() + 0 * off_diagonal(tau).double().sum().to(loss)
 
 
 def fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder | GridEmbedder:
