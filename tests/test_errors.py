@@ -187,6 +187,7 @@ NUMBERS = [
     (kfac, "damping"),
     (distill, "lr"),
     (distill, "epochs"),
+    (distill, "decay"),
     (gradients, "effective_dim"),
     (mucs, "lr"),
     (mucs, "strength"),

@@ -91,6 +91,15 @@ def test_the_student_grew_while_it_was_taught(world) -> None:
     assert last.loss < first.loss
 
 
+def test_so_does_one_that_learns_lists_and_keeps_positions(world) -> None:
+    how = {"objective": "listwise", "embedder": "grid", "decay": 0.5}
+    size = {"batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128}
+    history = wherefrom.TIDE.distill(world.tid, world.x, epochs=6, **size, **how).history
+    first, last = history[0], history[-1]
+    assert last.spearman > first.spearman + 0.03
+    assert last.loss < first.loss / 2
+
+
 def test_teacher_and_student_find_a_planted_source(world) -> None:
     assert len(world.copies) >= 3
     for scores in (

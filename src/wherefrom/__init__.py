@@ -17,7 +17,7 @@ from .models.presets import Preset, preset
 from .tid.index import Index
 from .tid.teacher import TID
 from .tide.bank import Bank
-from .tide.loss import lambda_rank_loss
+from .tide.loss import lambda_rank_loss, listwise_loss
 from .tide.student import TIDE
 
 __version__ = "0.1.0"
@@ -53,6 +53,7 @@ __all__ = [
     "from_scheduler",
     "lambda_rank_loss",
     "layer_kind",
+    "listwise_loss",
     "models",
     "needs",
     "preset",

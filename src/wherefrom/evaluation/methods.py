@@ -126,7 +126,7 @@ class Distilled(Attributor):
     def about(self) -> dict[str, Any]:
         """The method and every setting that changes a number, its teacher's among them."""
         teacher = {**self.teacher.about, "samples": self.samples}
-        return {"method": "TIDE", "teacher": teacher, "distillation": asdict(self.distillation)}
+        return {"method": "TIDE", "teacher": teacher, "distillation": self.distillation.about}
 
 
 def encoded(batch_size: int = 256) -> dict[str, Method]:

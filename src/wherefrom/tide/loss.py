@@ -1,4 +1,6 @@
-"""The loss that teaches a student its teacher's rankings (Eq. 9)."""
+"""The losses that teach a student its teacher's rankings: pair by pair (Eq. 9), or list by list,
+which knows by how much one image is before another.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,8 @@ def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
             flows into them.
         scale: what differences of rho are multiplied by, a number or a tensor that learns.
     """
-    if not isinstance(rho, Tensor) or not isinstance(tau, Tensor):
-        raise WherefromError(
-            f"rho and tau are tensors [B, B], not {type(rho).__name__} and {type(tau).__name__}"
-        )
-    if not isinstance(scale, Tensor):
-        number("scale", scale)
-    if rho.ndim != 2 or rho.shape[0] != rho.shape[1] or rho.shape != tau.shape:
-        raise WherefromError(
-            f"rho and tau are square and of one shape, not {tuple(rho.shape)} and "
-            f"{tuple(tau.shape)}"
-        )
+    _check(rho, tau, scale)
     count = len(rho)
-    if count < 3:
-        raise WherefromError(
-            "a ranking needs a batch of at least 3 images, an anchor and two to compare, not "
-            f"{count}"
-        )
     rho, tau = off_diagonal(rho), off_diagonal(tau.detach())  # [B, B - 1]
     # 1 is the most influential
     rank = 1 + torch.argsort(tau, dim=1, descending=True, stable=True).argsort(1)
@@ -48,6 +35,69 @@ def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
         scale * (rho[:, j] - rho[:, k]), truth, reduction="none"
     )
     return (weight * loss).sum() / weight.sum()
+
+
+def listwise_loss(
+    rho: Tensor, tau: Tensor, scale: float | Tensor, sharpness: float = 2.0
+) -> Tensor:
+    """The mean over the anchors of KL(p || s): p = softmax(sharpness * z), z the logarithm of the
+    teacher's scores, standardised within the anchor's row; s = softmax(scale * rho).
+
+    A score of 0, or one so far below its row's largest that it is rounding, has p = 0 and no part
+    in mean and deviation: its logarithm alone would flatten all others. Equal scores have equal p.
+
+    Args:
+        rho: the student's scores [B, B]; each row is one anchor's, its own entry (the diagonal)
+            unused.
+        tau: the teacher's scores [B, B], at least 0; no gradient flows into them. With NaN,
+            infinity or a number below 0 off the diagonal, the loss is NaN.
+        scale: what rho is multiplied by, a number or a tensor that learns.
+        sharpness: of p: the larger, the more of it is at the top.
+    """
+    _check(rho, tau, scale)
+    number("sharpness", sharpness, above=0)
+    rho, tau = off_diagonal(rho), off_diagonal(tau.detach())  # [B, B - 1]
+    target = (sharpness * _standardised_log(tau)).softmax(1).to(rho.dtype)
+    # summed over a list, mean over the anchors; 0 log 0 is 0
+    return F.kl_div((scale * rho).log_softmax(1), target, reduction="batchmean")
+
+
+def _standardised_log(tau: Tensor) -> Tensor:
+    """log tau with mean 0 and deviation 1 in every row [B, n]; -inf where tau is as good as 0."""
+    tau = tau.double()
+    # a kernel is known to about an eps of the largest, its square to the square of that
+    eps = torch.finfo(torch.float32).eps
+    least = eps**2 * tau.max(1, keepdim=True).values
+    # what is negative, infinite or NaN is no 0, and goes on to make the loss NaN
+    none = (tau == 0) | ((tau > 0) & (tau < least))
+    none = none & ~none.all(1, keepdim=True)  # a row of zeros is a row of equals
+    log = torch.where(tau == 0, 0.0, tau.log())
+    count = (~none).sum(1, keepdim=True)
+    mean = log.masked_fill(none, 0).sum(1, keepdim=True) / count
+    centred = (log - mean).masked_fill(none, 0)
+    # below some eps the scores of a row differ by rounding alone
+    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt().clamp_min(32 * eps)
+    return (centred / deviation).masked_fill(none, -torch.inf)
+
+
+def _check(rho: Tensor, tau: Tensor, scale: float | Tensor) -> None:
+    """Refuse what is no student's and teacher's scores of one batch."""
+    if not isinstance(rho, Tensor) or not isinstance(tau, Tensor):
+        raise WherefromError(
+            f"rho and tau are tensors [B, B], not {type(rho).__name__} and {type(tau).__name__}"
+        )
+    if not isinstance(scale, Tensor):
+        number("scale", scale)
+    if rho.ndim != 2 or rho.shape[0] != rho.shape[1] or rho.shape != tau.shape:
+        raise WherefromError(
+            f"rho and tau are square and of one shape, not {tuple(rho.shape)} and "
+            f"{tuple(tau.shape)}"
+        )
+    if len(rho) < 3:
+        raise WherefromError(
+            "a ranking needs a batch of at least 3 images, an anchor and two to compare, not "
+            f"{len(rho)}"
+        )
 
 
 def off_diagonal(matrix: Tensor) -> Tensor:

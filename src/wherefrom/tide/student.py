@@ -1,8 +1,7 @@
 """TIDE, the forward-only student: attribution is M forward passes of the network and a search among
 embeddings.
 
-It is distilled from a TID; afterwards it needs the denoiser, the draws and three million parameters
-of its own.
+It is distilled from a TID; afterwards it needs the denoiser, the draws and an embedder of its own.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from ..running.memory import InChunks
 from ..search.vectors import Dtype
 from ..tid.teacher import TID
 from .bank import Bank
-from .distill import Look, Settings, distill, fitting
+from .distill import EmbedderKind, Look, Objective, Settings, distill, fitting
 from .embedder import Embedder
+from .grid import GridEmbedder
 
 # noised images in one evaluation of the network on a GPU; an eighth on a CPU, whose caches are
 # small
@@ -53,7 +53,7 @@ class TIDE(Attributor):
         self,
         denoiser: Denoiser,
         draws: Draws,
-        embedder: Embedder,
+        embedder: Embedder | GridEmbedder,
         history: Sequence[Look] = (),
         taught: Mapping[str, Any] | None = None,
     ) -> None:
@@ -82,6 +82,9 @@ class TIDE(Attributor):
         heads: int = 4,
         seed: int = 0,
         store: Folder | None = None,
+        objective: Objective = "lambdarank",
+        embedder: EmbedderKind = "pool",
+        decay: float = 0,
     ) -> Self:
         """Teach an embedder the rankings of a fitted TID.
 
@@ -91,16 +94,21 @@ class TIDE(Attributor):
                 the student is.
             epochs, batch_size, lr: passes over the images, images a step at most, AdamW's learning
                 rate.
-            dim, hidden, heads: of the embedder.
+            dim, hidden, heads: of the embedder; "grid" has no heads.
             seed: of batches, draws and initial weights.
             store: a folder to resume from; a finished distillation is returned at once.
+            objective: "lambdarank": the paper's loss of pairs (Eq. 9); "listwise": of whole lists
+                (`listwise_loss`), which knows by how much one image is before another.
+            embedder: "pool": the paper's, which pools all positions by attention; "grid": one that
+                keeps them apart.
+            decay: the share of the steps, the last ones, over which the learning rate falls to 0;
+                in the paper none. Such a distillation does not go on to more epochs.
         """
-        settings = fitting(
-            Settings(epochs, batch_size, lr, dim, hidden, heads, seed), length(dataset)
-        )
-        embedder, history = distill(tid, dataset, settings, store)
-        taught = {"teacher": tid.about, "distillation": dataclasses.asdict(settings)}
-        student = cls(tid.denoiser, tid.draws, embedder, history, taught)
+        size = (dim, hidden, heads, seed, objective, embedder, decay)
+        settings = fitting(Settings(epochs, batch_size, lr, *size), length(dataset))
+        made, history = distill(tid, dataset, settings, store)
+        taught = {"teacher": tid.about, "distillation": settings.about}
+        student = cls(tid.denoiser, tid.draws, made, history, taught)
         student.teacher = tid
         return student
 
@@ -218,7 +226,7 @@ class TIDE(Attributor):
         state = {
             "draws": self.draws.about,
             "embedder": {"shapes": self.embedder.shapes, **self.embedder.about},
-            "history": [[look.step, look.loss, look.spearman] for look in self.history],
+            "history": [dataclasses.astuple(look) for look in self.history],
             "taught": self.taught,
         }
         artefact = Artefact.anew(folder, "student", self.identity())
@@ -230,10 +238,14 @@ class TIDE(Attributor):
         check_denoiser(denoiser)
         artefact = Artefact.open(folder, "student", "make one with tide.save(folder)")
         state = artefact.state
-        embedder = Embedder(**state["embedder"])
+        draws, size = Draws(denoiser.process, **state["draws"]), dict(state["embedder"])
+        embedder: Embedder | GridEmbedder
+        if size.pop("embedder", "pool") == "grid":
+            embedder = GridEmbedder(size=draws.shape[1:], **size)
+        else:
+            embedder = Embedder(**size)
         embedder.load_state_dict(artefact.read("embedder"))
         history = [Look(*values) for values in state["history"]]
-        draws = Draws(denoiser.process, **state["draws"])
         tide = cls(denoiser, draws, embedder, history, state["taught"])
         artefact.check(tide.identity(), "model")
         return tide
