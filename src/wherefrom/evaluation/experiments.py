@@ -24,7 +24,7 @@ from ..errors import WherefromError
 from ..models.presets import preset
 from .counterfactual import Method, Recipe, counterfactual
 from .lds import LDS, lds
-from .methods import ablated, encoded, standard
+from .methods import ablated, encoded, standard, varied
 from .results import Results
 from .setup import Setup
 
@@ -60,13 +60,14 @@ class Experiment:
         )
 
     def methods(self, names: Sequence[str] | None = None) -> dict[str, Method]:
-        """All attributors that need nothing but the model, or those of some names, ablations and
-        encoders among them.
+        """All attributors that need nothing but the model, or those of some names, variants of
+        them, ablations and encoders among them.
         """
         known = standard(
             self.draws, self.samples, self.dim, self.distillation, self.unlearning, self.batch_size
         )
-        others = encoded(self.batch_size) | ablated(self.draws, self.samples, self.batch_size)
+        others = varied(self.draws, self.samples, self.dim, self.distillation, self.batch_size)
+        others |= encoded(self.batch_size) | ablated(self.draws, self.samples, self.batch_size)
         others = {name: method for name, method in others.items() if name not in known}
         if names is None:
             return known
