@@ -29,7 +29,8 @@ def changed(name: str, **options: Any) -> Experiment:
     for share in options.get("fractions") or ():
         number("--fraction", share, above=0, most=1)
     given = {key: value for key, value in options.items() if value is not None}
-    return dataclasses.replace(experiment(name), **given)
+    images, one = given.pop("images", None), experiment(name)
+    return dataclasses.replace(one if images is None else one.of(images), **given)
 
 
 def counted(seeds: int, first: int) -> range:
@@ -83,7 +84,10 @@ def _training_images(name: str | None, data: Path | None, tables: Tables, why: s
         raise WherefromError(
             f"{why} training images: name the evaluation with --of, and its data with --data"
         )
-    return experiment(name).read(data)[0]
+    one = experiment(name)
+    if one.images is not None:
+        one = one.of(tables.settings["images"])
+    return one.sets(data)[0]
 
 
 def write_report(
