@@ -37,6 +37,7 @@ from ..running.progress import bar
 from ..tid.angle import SelfKernels
 
 Similarity = Literal["kernel", "cosine"]
+_SUMS = 2**33  # bytes of the largest batch of gradients summed over draws that is held
 
 
 class KFACInfluence(Attributor):
@@ -54,8 +55,8 @@ class KFACInfluence(Attributor):
         similarity: "kernel": the influence K(q,i); "cosine": K(q,i) / sqrt(K(q,q) K(i,i)). The
             self-kernel of an average is had from the sum of its gradients, so the first pass over a
             training set holds 4 bytes a tracked parameter for each image of a batch (400 MB for
-            100M) and takes smaller batches where memory asks for it; the self-kernels are kept, and
-            later passes cost what the kernel's do.
+            100M), up to 8 GiB, which makes batches smaller; the self-kernels are kept, and later
+            passes cost what the kernel's do.
         memory, precision, compile: as for TID.
     """
 
@@ -105,6 +106,7 @@ class KFACInfluence(Attributor):
         own, each = self._self_kernels(dataset), probe.image_bytes(dataset)
         if own is not None and own.at(0, slice(count)) is None:
             each += self._summed_bytes
+            batch_size = min(batch_size, max(1, _SUMS // self._summed_bytes))
         size = self.budget.fitting(batch_size, each)
         # each takes twice TID's: sums over draws are in float32
         group = self.budget.fitting(len(x), 2 * probe.query_bytes)
