@@ -32,6 +32,7 @@ from wherefrom.evaluation.results import Results, Row
 from wherefrom.evaluation.standins import EfficientNet
 from wherefrom.evaluation.statistics import stray
 from wherefrom.models import DiT, presets
+from wherefrom.report import studies
 from wherefrom.report.studies import found
 from wherefrom.report.tables import Tables
 
@@ -170,6 +171,28 @@ def test_tables_are_written_as_markdown_and_csv_and_figures_as_png(folder: Path)
         assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     found(Tables(folder), report / "found.png", SMALL, ["Pixel", "TID"])
     assert (report / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_methods_finds_stand_above_what_became_of_an_image_without_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, shown = Tables(folder), {}
+    monkeypatch.setattr(
+        studies, "image_grid", lambda path, rows, title: shown.update(rows, title=title)
+    )
+    studies.removed(tables, tmp_path / "x.png", SMALL)
+    best = max(tables.methods, key=lambda one: tables.results.mean_auc(one, 0.02).mean)
+    assert shown.pop("title") == f"found by {best}, seed 0, top 2 % removed"
+    studies.removed(tables, tmp_path / "x.png", SMALL, "TID")
+    assert shown.pop("title").startswith("found by TID, ")
+    scores, files = tables.scores(0, "TID"), tables.evaluation.seed(0)
+    assert scores is not None
+    assert torch.equal(shown["original"], files.images())
+    for query, place in enumerate(scores.argmax(1).tolist()):
+        assert torch.equal(shown["found 1"][query], SMALL[place])
+    assert torch.equal(shown["without what was found"], files.images_after("TID", 0.02))
+    assert torch.equal(shown["without random images"], files.images_after("random 0", 0.02))
+    assert [*shown][1:4] == ["found 1", "found 2", "found 3"]
 
 
 def test_one_table_can_be_asked_for_and_an_unknown_one_is_refused(folder: Path) -> None:

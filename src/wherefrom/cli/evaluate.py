@@ -18,10 +18,10 @@ from ..evaluation.experiments import Experiment, experiment
 from ..evaluation.nearest import nearest
 from ..evaluation.parallel import evaluate_in_parallel
 from ..evaluation.study import Evaluation
-from ..report.studies import accuracy_and_cost, found, regenerated
+from ..report.studies import accuracy_and_cost, found, regenerated, removed
 from ..report.tables import Tables, lds_tables
 
-FIGURES = ("regenerated", "found", "accuracy-cost")
+FIGURES = ("regenerated", "found", "removed", "accuracy-cost")
 
 
 def changed(name: str, **options: Any) -> Experiment:
@@ -126,6 +126,6 @@ def write_report(
         elif one == "accuracy-cost":
             accuracy_and_cost(tables, place / "accuracy-cost.png")
         elif name is not None or what:
-            images = _training_images(name, data, tables, "the figure 'found' shows")
-            found(tables, place / "found.png", images)
+            images = _training_images(name, data, tables, f"the figure {one!r} shows")
+            (found if one == "found" else removed)(tables, place / f"{one}.png", images)
     console.print(f"written to {place}/")
