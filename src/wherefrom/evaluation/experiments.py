@@ -167,11 +167,11 @@ def _cifar10_few(data: Data, images: int) -> tuple[Dataset, None]:
     """As many images of each class; of a larger number the smaller ones are a part."""
     everything = cifar10(_path(data, "CIFAR-10"), labels=True)
     assert everything.cond is not None
-    places = _balanced(everything.cond, images).tolist()
+    places = balanced(everything.cond, images).tolist()
     return Images(np.stack([np.asarray(everything.pixels[place]) for place in places])), None
 
 
-def _balanced(labels: Tensor, images: int) -> Tensor:
+def balanced(labels: Tensor, images: int) -> Tensor:
     """The places of so many images, as many of each class, always the same: sorted."""
     classes = labels.unique()
     each, rest = divmod(images, len(classes))
