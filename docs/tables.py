@@ -21,7 +21,8 @@ DOCS = Path(__file__).parent
 EVALUATIONS = {"cifar10-small": "CIFAR-10, a DiT of 6M parameters", "digits": "digits"}
 SHOWN = ["TID", "MUCS", "TIDE", "D-TRAK", "Pixel", "DAS"]
 BOTH = re.compile(r"(<!-- table: both -->\n).*?(<!-- end of table -->)", re.DOTALL)
-MADE = ("against", "auc", "ablations", "ratios", "removals", "pairs")  # those that need rows alone
+# those that need rows alone
+MADE = ("against", "auc", "ablations", "ratios", "removals", "pairs", "nearest")
 PLACE = re.compile(r"(<!-- table: ([\w-]+)/(\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

@@ -4,16 +4,23 @@ averaged gradients.
 
 from __future__ import annotations
 
-from typing import Literal
+import copy
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
+from torch.utils.data import Subset
 
 import wherefrom
-from helpers import PROCESSES, Noise, small_dit, stirred
+from helpers import PROCESSES, Doubled, Noise, small_dit, stirred
 from linear_models import draws, images, linear_denoiser
-from wherefrom.baselines import KFACInfluence
+from wherefrom.baselines import KFACInfluence, kfac_influence
+from wherefrom.data.items import split
 from wherefrom.diffusion.draws import independent_draw
+from wherefrom.factors.kernel import own_kernel_of_gradients
+from wherefrom.layers.kinds import Part
+from wherefrom.reference import Reference
 
 # name and positions
 LAYERS = {"tokens": ("blocks.0.mlp.0", 18), "one position": ("blocks.0.modulate.linear", 1)}
@@ -128,3 +135,132 @@ def test_images_that_share_no_layer_with_a_query_score_nothing() -> None:
     scores = method.scores(queries, data, batch_size=1)
     assert (scores[:, 1::2] == 0).all()
     assert (scores[:, ::2] != 0).all()
+
+
+# --- the angle ------------------------------------------------------------------------------------
+
+
+def averaged_gradients(
+    under: Reference, x: torch.Tensor, cond: Any, role: str, at: int
+) -> dict[str, torch.Tensor]:
+    """One image's gradients by autograd, averaged over its draws: by part [q, p + one]; of a vector
+    [q, 1].
+    """
+    total: dict[str, torch.Tensor] = {}
+    for m in range(len(under.draws)):
+        for part, a, b in under.sample(x, cond, m, role, at)[0]:
+            gradient = b.T @ (a if a.shape[1] else torch.ones_like(b[:, :1]))
+            total[part] = total.get(part, 0.0) + gradient / len(under.draws)
+    return total
+
+
+@pytest.mark.parametrize("classes", [None, 3])
+def test_the_cosine_is_that_of_averaged_gradients_by_autograd(classes: int | None) -> None:
+    process = wherefrom.EDM()
+    network = stirred(small_dit(process=process, classes=classes, width=8, depth=1, cond_width=8))
+    double = wherefrom.Denoiser(copy.deepcopy(network).double(), process)
+    model = wherefrom.Denoiser(network, process)
+    few = wherefrom.Draws(process, (1, 8, 8), 2)
+    labels = classes is not None
+    data, queries = (Subset(Noise(7, labels), some) for some in (range(5), range(5, 7)))
+    how: dict[str, Any] = {"target": "loss", "curvature": "sampled", "aligned": False}
+    under = Reference(double, few, normalize="none", **how).fit(Doubled(data))
+    first, cond = split(Doubled(data)[0])
+    positions = {part: len(b) for part, _, b in under.sample(first, cond, 0, "train", 0)[0]}
+
+    def kernel(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+        total = 0.0
+        for name, gradient in one.items():
+            inverse_a, inverse_b = under.inverses[name]
+            product = inverse_b @ gradient
+            product = (product @ inverse_a if len(inverse_a) else product) * other[name]
+            total += float(product.sum()) / positions[name]
+        return total
+
+    mine, theirs = (
+        [averaged_gradients(under, *split(Doubled(some)[at]), role, at) for at in range(len(some))]
+        for some, role in ((queries, "query"), (data, "train"))
+    )
+    wanted = torch.tensor(
+        [[kernel(q, i) / (kernel(q, q) * kernel(i, i)) ** 0.5 for i in theirs] for q in mine]
+    )
+    for network, some, tolerance in ((double, Doubled, 1e-6), (model, list, 1e-4)):
+        given, asked = some(data), some(queries)
+        method = KFACInfluence(network, few, similarity="cosine").fit(given)
+        found = method.scores(asked, given, 3)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+    influence = KFACInfluence(model, few).fit(data).scores(queries, data)
+    plain = torch.tensor([[kernel(q, i) for i in theirs] for q in mine])
+    torch.testing.assert_close(influence, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))
+
+
+def test_self_kernels_are_found_once_and_kept_beside_the_curvature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, few = denoiser(), wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    asked = []
+
+    def counted(part: Part, gradients: torch.Tensor, roots: Any) -> torch.Tensor:
+        asked.append(len(gradients))
+        return own_kernel_of_gradients(part, gradients, roots)
+
+    monkeypatch.setattr(kfac_influence, "own_kernel_of_gradients", counted)
+    one = KFACInfluence(model, few, similarity="cosine").fit(Noise(9), store=tmp_path)
+    scores = one.scores(Noise(2).x, Noise(9), 4)
+    assert set(asked) == {2, 4, 1}  # queries; two batches of four, and the last one
+    asked.clear()
+    again = KFACInfluence(model, few, similarity="cosine").fit(Noise(9), store=tmp_path)
+    torch.testing.assert_close(again.scores(Noise(2).x, Noise(9)), scores, rtol=1e-4, atol=1e-6)
+    assert set(asked) == {2}
+    other = KFACInfluence(model, few, damping=0.3, similarity="cosine")
+    other.fit(Noise(9), store=tmp_path).scores(Noise(2).x, Noise(9), 4)
+    assert 4 in asked  # they are of a damping
+
+
+def test_little_memory_changes_the_batches_and_no_cosine() -> None:
+    model, few = denoiser(), wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    whole, tight = (
+        KFACInfluence(model, few, similarity="cosine", memory=memory).fit(Noise(9), batch_size=4)
+        for memory in (None, 600_000)
+    )
+    torch.testing.assert_close(
+        whole.scores(Noise(5).x, Noise(9)), tight.scores(Noise(5).x, Noise(9)), rtol=0, atol=1e-5
+    )
+
+
+def test_bf16_gives_nearly_the_same_cosines() -> None:
+    model, few = denoiser(), wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    one, other = (
+        KFACInfluence(model, few, similarity="cosine", precision=precision)
+        .fit(Noise(9))
+        .scores(Noise(5).x, Noise(9))
+        for precision in ("fp32", "bf16")
+    )
+    assert float((one - other).abs().max()) < 0.05
+    assert float(one.abs().max()) > 0.2
+
+
+def test_images_whose_gradient_is_not_finite_are_named_under_the_angle() -> None:
+    class Broken(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            large = x.abs().amax((1, 2, 3), keepdim=True) > 1e3
+            return self.layer(x) * torch.where(large, torch.nan, 1.0)
+
+    edm = wherefrom.EDM()
+    few = wherefrom.Draws(edm, (1, 8, 8), count=2)
+    method = KFACInfluence(wherefrom.Denoiser(Broken(), edm), few, similarity="cosine")
+    data = [*Noise(4).x, torch.full((1, 8, 8), 1e6)]
+    with pytest.raises(wherefrom.WherefromError, match="items 4 to 4 is not finite"):
+        method.fit(Noise(4).x).scores(Noise(2).x, data, batch_size=2)
+
+
+def test_what_it_says_of_itself_is_as_before_without_the_angle() -> None:
+    model, few = denoiser(), wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    assert "similarity" not in KFACInfluence(model, few).about
+    assert KFACInfluence(model, few, similarity="cosine").about["similarity"] == "cosine"
+    with pytest.raises(wherefrom.WherefromError, match="similarity"):
+        KFACInfluence(model, few, similarity="relative")  # type: ignore[arg-type]

@@ -36,6 +36,7 @@ from wherefrom.evaluation import (
     counterfactual,
     removal_union,
     standard,
+    varied,
 )
 from wherefrom.evaluation.counterfactual import Method, Study, claimed
 from wherefrom.evaluation.methods import Distilled
@@ -307,7 +308,7 @@ SETTINGS: dict[str, tuple[Callable[..., Attributor], dict[str, Any]]] = {
     "DAS": (partial(DAS, DENOISER), {**KERNEL, "target": "sum"}),
     "K-FAC influence": (
         partial(KFACInfluence, DENOISER),
-        {"damping": 0.2, "samples": 8, "precision": "bf16"},
+        {"damping": 0.2, "samples": 8, "precision": "bf16", "similarity": "cosine"},
     ),
     "MUCS": (
         partial(MUCS, DENOISER),
@@ -381,6 +382,32 @@ def test_about_says_every_argument_of_the_standard_methods() -> None:
     for argument, (value, whose) in changed.items():
         after = abouts(**{argument: value})
         assert {name for name in every if after[name] != before[name]} == whose, argument
+
+
+def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
+    usual: dict[str, Any] = {"draws": 6, "samples": 9, "dim": 64, "distillation": {"epochs": 3}}
+    methods, variants = standard(**usual), varied(**usual)
+    tuned = {"draws": 32, "effective_dim": 0.03}
+    said = {
+        "TID, relative": {"similarity": "relative"},
+        "TID, cosine": {"similarity": "cosine"},
+        "TIDE, cosine": {"teacher": {"similarity": "cosine"}},
+        "D-TRAK, cosine": {"similarity": "cosine"},
+        "D-TRAK, tuned": tuned,
+        "D-TRAK, tuned, cosine": {**tuned, "similarity": "cosine"},
+        "TRAK, cosine": {"similarity": "cosine"},
+        "DAS, tuned": {"draws": 32, "effective_dim": 0.01, "target": "sum"},
+        "K-FAC influence, cosine": {"similarity": "cosine"},
+    }
+    assert set(said) == set(variants)
+    for name, changed in said.items():
+        before = methods[name.split(", ")[0]].about(DENOISER, Noise(20))
+        after = variants[name].about(DENOISER, Noise(20))
+        if name.startswith("TIDE"):
+            assert after.pop("distillation") == before.pop("distillation")
+            before, after, changed = before["teacher"], after["teacher"], changed["teacher"]
+        assert after == {**before, **changed}, name
+        assert name.split(", ")[0] in methods
 
 
 # --- interruption and bad input -------------------------------------------------------------------

@@ -23,15 +23,28 @@ from typer.testing import CliRunner
 import wherefrom
 from helpers import small_dit, stirred
 from wherefrom.artefacts.artefact import Artefact
+from wherefrom.artefacts.identity import fingerprint
 from wherefrom.cli import evaluate
 from wherefrom.cli.app import app
+from wherefrom.evaluation.counterfactual import Recipe
 from wherefrom.evaluation.experiments import EXPERIMENTS, Experiment, experiment
 from wherefrom.evaluation.results import Results, Row
 from wherefrom.evaluation.standins import EfficientNet
 from wherefrom.evaluation.statistics import stray
 from wherefrom.models import DiT, presets
+from wherefrom.report import studies
 from wherefrom.report.studies import found
 from wherefrom.report.tables import Tables
+
+
+class Black:
+    """As many images as CIFAR-10 has."""
+
+    def __len__(self) -> int:
+        return 50_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3, 32, 32), -1.0)
 
 
 def network() -> DiT:
@@ -158,6 +171,28 @@ def test_tables_are_written_as_markdown_and_csv_and_figures_as_png(folder: Path)
         assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     found(Tables(folder), report / "found.png", SMALL, ["Pixel", "TID"])
     assert (report / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_methods_finds_stand_above_what_became_of_an_image_without_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, shown = Tables(folder), {}
+    monkeypatch.setattr(
+        studies, "image_grid", lambda path, rows, title: shown.update(rows, title=title)
+    )
+    studies.removed(tables, tmp_path / "x.png", SMALL)
+    best = max(tables.methods, key=lambda one: tables.results.mean_auc(one, 0.02).mean)
+    assert shown.pop("title") == f"found by {best}, seed 0, top 2 % removed"
+    studies.removed(tables, tmp_path / "x.png", SMALL, "TID")
+    assert shown.pop("title").startswith("found by TID, ")
+    scores, files = tables.scores(0, "TID"), tables.evaluation.seed(0)
+    assert scores is not None
+    assert torch.equal(shown["original"], files.images())
+    for query, place in enumerate(scores.argmax(1).tolist()):
+        assert torch.equal(shown["found 1"][query], SMALL[place])
+    assert torch.equal(shown["without what was found"], files.images_after("TID", 0.02))
+    assert torch.equal(shown["without random images"], files.images_after("random 0", 0.02))
+    assert [*shown][1:4] == ["found 1", "found 2", "found 3"]
 
 
 def test_one_table_can_be_asked_for_and_an_unknown_one_is_refused(folder: Path) -> None:
@@ -308,6 +343,32 @@ def test_ablations_are_methods_too_and_unknown_ones_are_refused() -> None:
     assert list(tiny().methods(["TID", "independent draws"])) == ["TID", "independent draws"]
     with pytest.raises(wherefrom.WherefromError, match="no method 'magic'; there are Pixel"):
         tiny().methods(["magic"])
+
+
+def test_variants_are_methods_too_and_the_default_list_has_none_of_them() -> None:
+    names = ["TID, cosine", "TID, relative", "D-TRAK, tuned", "DAS, tuned", "TRAK, cosine"]
+    assert list(experiment("cifar10-small").methods(names)) == names
+    usual = ["Pixel", "Activations", "D-TRAK", "TRAK", "DAS", "K-FAC influence", "MUCS", "TID"]
+    assert list(experiment("cifar10-small").methods()) == [*usual, "TIDE"]
+
+
+def on_a_gpu(about: Any) -> Any:
+    """What a method says of itself where it runs in bf16, as on the machine of the rows."""
+    if not isinstance(about, dict):
+        return about
+    precise = {"precision": "bfloat16"} if "precision" in about else {}
+    return {key: on_a_gpu(value) for key, value in about.items()} | precise
+
+
+def test_the_published_rows_are_of_the_settings_that_the_methods_have_now() -> None:
+    table = Path(__file__).parents[2] / "docs" / "results" / "cifar10-small" / "results.csv"
+    rows, one = Results.load(table), experiment("cifar10-small")
+    network = wherefrom.preset("cifar10-small").network()
+    model, data = wherefrom.Denoiser(network, network.process), Black()
+    for name, method in one.methods().items():
+        assert isinstance(method, Recipe)
+        digest = fingerprint(on_a_gpu(method.about(model, data)))[:8]
+        assert digest == rows.settings(name, 0.01), name
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -39,6 +39,9 @@ Chosen = Annotated[
     list[str] | None, typer.Option(help="A method by name, again for more; none: all.")
 ]
 
+Images = Annotated[
+    int | None, typer.Option(help="Training images that are taken, of cifar10-few; none: 2,000.")
+]
 Coupled = Annotated[
     bool, typer.Option(help="Whether retraining shares batches and noise with the full training.")
 ]
@@ -101,6 +104,7 @@ def evaluate(
         list[str] | None, typer.Option(help="A similarity by name, again for more.")
     ] = None,
     coupled: Coupled = True,
+    images: Images = None,
     processes: Annotated[
         int, typer.Option(help="How many work at once; several use a GPU better than one.")
     ] = 1,
@@ -108,7 +112,7 @@ def evaluate(
     """Remove what each method found, retrain, regenerate from the same noise, and see whether the
     images change.
     """
-    one = changed(name, fractions=fraction, metrics=metric, coupled=coupled)
+    one = changed(name, fractions=fraction, metrics=metric, coupled=coupled, images=images)
     run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
 
 
@@ -126,11 +130,13 @@ def lds(
         int, typer.Option(help="Random halves of the training set that networks are trained on.")
     ] = 32,
     coupled: Coupled = True,
+    images: Images = None,
 ) -> None:
     """Train on random halves of the data, and see whether each method's scores predict the losses:
     the linear datamodelling score.
     """
-    run_lds(changed(name, coupled=coupled), out, data, counted(seeds, first_seed), method, subsets)
+    one = changed(name, coupled=coupled, images=images)
+    run_lds(one, out, data, counted(seeds, first_seed), method, subsets)
 
 
 @app.command()

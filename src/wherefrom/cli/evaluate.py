@@ -12,14 +12,16 @@ from typing import Any
 from rich.console import Console
 
 from ..artefacts.files import save_bytes
+from ..data.items import Dataset
 from ..errors import WherefromError, number, whole
 from ..evaluation.experiments import Experiment, experiment
+from ..evaluation.nearest import nearest
 from ..evaluation.parallel import evaluate_in_parallel
 from ..evaluation.study import Evaluation
-from ..report.studies import accuracy_and_cost, found, regenerated
+from ..report.studies import accuracy_and_cost, found, regenerated, removed
 from ..report.tables import Tables, lds_tables
 
-FIGURES = ("regenerated", "found", "accuracy-cost")
+FIGURES = ("regenerated", "found", "removed", "accuracy-cost")
 
 
 def changed(name: str, **options: Any) -> Experiment:
@@ -27,7 +29,8 @@ def changed(name: str, **options: Any) -> Experiment:
     for share in options.get("fractions") or ():
         number("--fraction", share, above=0, most=1)
     given = {key: value for key, value in options.items() if value is not None}
-    return dataclasses.replace(experiment(name), **given)
+    images, one = given.pop("images", None), experiment(name)
+    return dataclasses.replace(one if images is None else one.of(images), **given)
 
 
 def counted(seeds: int, first: int) -> range:
@@ -75,6 +78,18 @@ def run_lds(
     console.print(f"of every query: {out / 'lds.csv'}; this table: {report / 'lds.md'}")
 
 
+def _training_images(name: str | None, data: Path | None, tables: Tables, why: str) -> Dataset:
+    """Those that an evaluation was run with."""
+    if name is None:
+        raise WherefromError(
+            f"{why} training images: name the evaluation with --of, and its data with --data"
+        )
+    one = experiment(name)
+    if one.images is not None:
+        one = one.of(tables.settings["images"])
+    return one.sets(data)[0]
+
+
 def write_report(
     folder: Path,
     what: Sequence[str] | None,
@@ -91,6 +106,8 @@ def write_report(
             "name the folder of an evaluation"
         )
     tables, place = Tables(folder, fraction), Evaluation(folder).report()
+    if "nearest" in (what or ()) and (name is not None or "nearest" not in tables.all()):
+        nearest(folder, _training_images(name, data, tables, "the table 'nearest' compares with"))
     known = tables.all()
     wanted = list(what or [*known, *FIGURES])
     unknown = [one for one in wanted if one not in known and one not in FIGURES]
@@ -108,11 +125,7 @@ def write_report(
             regenerated(tables, place / "regenerated.png")
         elif one == "accuracy-cost":
             accuracy_and_cost(tables, place / "accuracy-cost.png")
-        elif name is not None:
-            found(tables, place / "found.png", experiment(name).read(data)[0])
-        elif what:
-            raise WherefromError(
-                "the figure 'found' shows training images: name the evaluation with --of, and "
-                "its data with --data"
-            )
+        elif name is not None or what:
+            images = _training_images(name, data, tables, f"the figure {one!r} shows")
+            (found if one == "found" else removed)(tables, place / f"{one}.png", images)
     console.print(f"written to {place}/")

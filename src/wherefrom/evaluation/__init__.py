@@ -5,7 +5,7 @@ statistics of that question.
 from .counterfactual import Method, Recipe, counterfactual
 from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
 from .lds import LDS, datamodelling_score, lds
-from .methods import ablated, standard
+from .methods import ablated, standard, varied
 from .metrics import METRICS, available, metric
 from .perceptual import LPIPS, STLPIPS
 from .results import Results, Row, Summary
@@ -81,4 +81,5 @@ __all__ = [
     "standard",
     "stray",
     "to_unit",
+    "varied",
 ]

@@ -1,8 +1,8 @@
 """Named evaluations: a model, its data, and how many queries, images removed, controls and draws it
 takes.
 
-`digits` runs on two cores, those called small on one GPU; `cifar10`, `artbench10` and `coco` are
-the paper's own settings.
+`digits` runs on two cores, those called small or few on one GPU; `cifar10`, `artbench10` and `coco`
+are the paper's own settings.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import Subset
 
 from ..artefacts.artefact import Folder
 from ..baselines import Random
-from ..data import artbench10, cifar10, coco, digits, folder
-from ..data.items import Dataset
-from ..errors import WherefromError
+from ..data import Images, artbench10, cifar10, coco, digits, folder
+from ..data.items import Dataset, item_shape, length, read
+from ..errors import WherefromError, whole
 from ..models.presets import preset
 from .counterfactual import Method, Recipe, counterfactual
 from .lds import LDS, lds
-from .methods import ablated, encoded, standard
+from .methods import ablated, encoded, standard, varied
 from .results import Results
 from .setup import Setup
 
 Data = str | os.PathLike[str] | None  # where a data set is
-# to a training set, and to the one whose conditions queries take
-Read = Callable[[Data], tuple[Dataset, Dataset | None]]
+# to a training set, and to the one whose conditions queries take; given how many images to take,
+# where an experiment says so
+Read = Callable[..., tuple[Dataset, Dataset | None]]
 
 
 @dataclass(frozen=True)
@@ -51,22 +55,38 @@ class Experiment:
     metrics: tuple[str, ...] = ("ssim", "mse")
     coupled: bool = True
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the preset's training
+    images: int | None = None  # that are taken of a data set; None: all
+
+    def sets(self, data: Data = None) -> tuple[Dataset, Dataset | None]:
+        """The training set, and the one whose conditions queries take, read from where `data`
+        says.
+        """
+        return self.read(data) if self.images is None else self.read(data, self.images)
+
+    def of(self, images: int) -> Experiment:
+        """The same with so many images, where they can be chosen."""
+        if self.images is None:
+            raise WherefromError(
+                f"{self.name} takes all images of its data: only cifar10-few takes some of them"
+            )
+        return dataclasses.replace(self, images=whole("images", images, 1))
 
     def setup(self, data: Data = None, **changes: Any) -> Setup:
         """The model and its data, which are read from where `data` says."""
-        dataset, conditions = self.read(data)
+        dataset, conditions = self.sets(data)
         return Setup.of(
             preset(self.name), dataset, conditions=conditions, **{**self.changes, **changes}
         )
 
     def methods(self, names: Sequence[str] | None = None) -> dict[str, Method]:
-        """All attributors that need nothing but the model, or those of some names, ablations and
-        encoders among them.
+        """All attributors that need nothing but the model, or those of some names, variants of
+        them, ablations and encoders among them.
         """
         known = standard(
             self.draws, self.samples, self.dim, self.distillation, self.unlearning, self.batch_size
         )
-        others = encoded(self.batch_size) | ablated(self.draws, self.samples, self.batch_size)
+        others = varied(self.draws, self.samples, self.dim, self.distillation, self.batch_size)
+        others |= encoded(self.batch_size) | ablated(self.draws, self.samples, self.batch_size)
         others = {name: method for name, method in others.items() if name not in known}
         if names is None:
             return known
@@ -143,6 +163,32 @@ def _cifar10(data: Data) -> tuple[Dataset, None]:
     return cifar10(_path(data, "CIFAR-10")), None
 
 
+def _cifar10_few(data: Data, images: int) -> tuple[Dataset, None]:
+    """As many images of each class; of a larger number the smaller ones are a part."""
+    everything = cifar10(_path(data, "CIFAR-10"), labels=True)
+    assert everything.cond is not None
+    places = balanced(everything.cond, images).tolist()
+    return Images(np.stack([np.asarray(everything.pixels[place]) for place in places])), None
+
+
+def balanced(labels: Tensor, images: int) -> Tensor:
+    """The places of so many images, as many of each class, always the same: sorted."""
+    classes = labels.unique()
+    each, rest = divmod(images, len(classes))
+    fewest = int(torch.bincount(labels)[classes].min())
+    if rest or not 1 <= each <= fewest:
+        raise WherefromError(
+            f"{images} images are not as many of each of {len(classes)} classes: ask for a "
+            f"multiple of {len(classes)}, up to {fewest * len(classes)}"
+        )
+    generator = torch.Generator().manual_seed(0)
+    chosen = []
+    for label in classes:
+        places = (labels == label).nonzero()[:, 0]
+        chosen.append(places[torch.randperm(len(places), generator=generator)[:each]])
+    return torch.cat(chosen).sort().values
+
+
 def _artbench10(data: Data) -> tuple[Dataset, Dataset]:
     root = Path(_path(data, "ArtBench-10, a folder with its images and metadata.csv"))
     train, test = (artbench10(root, root / "metadata.csv", name) for name in ("train", "test"))
@@ -156,7 +202,7 @@ def _coco(data: Data) -> tuple[Dataset, Dataset]:
     )
     root = Path(_path(data, what))
 
-    def split(name: str) -> Dataset:
+    def part(name: str) -> Dataset:
         captions = f"captions_{name}"
         return coco(
             root / name,
@@ -164,7 +210,21 @@ def _coco(data: Data) -> tuple[Dataset, Dataset]:
             root / "embeddings" / f"{captions}.safetensors",
         )
 
-    return split("train2017"), split("val2017")
+    return part("train2017"), part("val2017")
+
+
+def _coco_small(data: Data) -> tuple[Dataset, Dataset]:
+    train, held_out = _coco(data)
+    return _in_memory(train), _in_memory(held_out)
+
+
+def _in_memory(dataset: Dataset) -> Images:
+    """The fixed view of every image, its first caption with it: what looks the same at each step
+    can be shared by networks that are trained together.
+    """
+    x, cond = read(dataset, range(length(dataset)), item_shape(dataset))
+    assert isinstance(cond, Tensor)
+    return Images(((x + 1) * 127.5).round().to(torch.uint8), cond)
 
 
 def _styles(data: Data) -> tuple[Dataset, Dataset]:
@@ -178,15 +238,25 @@ def _styles(data: Data) -> tuple[Dataset, Dataset]:
             f"{data} has {len(images.classes)} subfolders of images; this evaluation is of ten "
             "styles"
         )
-    return images, images  # a query's style is that of a random painting
+    held = _in_memory(images)
+    return held, held  # a query's style is that of a random painting
 
 
 _SMALL: dict[str, Any] = {
+    "queries": 40,
+    "fractions": (0.01,),
+    "controls": 4,
     "draws": 8,
     "dim": 4096,
     "batch_size": 512,
-    "distillation": {"epochs": 20, "lr": 5e-4, "dim": 256},
+    "distillation": {"epochs": 80, "lr": 5e-4, "dim": 256},  # about as many steps as cifar10-small
     "unlearning": {"lr": 1e-4, "max_steps": 500},
+}
+# of 2,000 images ten are removed for each query
+_FEW: dict[str, Any] = {
+    "fractions": (0.005,),
+    "controls": 6,
+    "distillation": {"epochs": 200, "lr": 5e-4, "dim": 256},
 }
 _PAPER: dict[str, Any] = {
     "distillation": {"epochs": 50},
@@ -222,8 +292,9 @@ EXPERIMENTS = {
             distillation={"epochs": 8, "lr": 5e-4, "dim": 256},
             unlearning={"lr": 1e-4, "max_steps": 500},
         ),
+        Experiment("cifar10-few", _cifar10_few, images=2000, **{**_SMALL, **_FEW}),
         Experiment("wikiart-small", _styles, **_SMALL),
-        Experiment("coco-small", _coco, **_SMALL),
+        Experiment("coco-small", _coco_small, **_SMALL),
         Experiment("cifar10", _cifar10, **_PAPER),
         Experiment("artbench10", _artbench10, **_PAPER),
         Experiment("coco", _coco, **_PAPER),

@@ -25,12 +25,15 @@ from ..data.items import Dataset, item_shape, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
+from ..tid.angle import Similarity
 from ..tid.teacher import TID
 from ..tide.distill import Settings
 from ..tide.student import TIDE
 from .counterfactual import Method, Recipe
 from .similarity import to_unit
 from .standins import EfficientNetLite0
+
+_TUNED_DRAWS = 32  # the most that were tried of the gradient methods, and the best
 
 
 def standard(
@@ -127,6 +130,60 @@ class Distilled(Attributor):
         """The method and every setting that changes a number, its teacher's among them."""
         teacher = {**self.teacher.about, "samples": self.samples}
         return {"method": "TIDE", "teacher": teacher, "distillation": self.distillation.about}
+
+
+def varied(
+    draws: int = 32,
+    samples: int = 2000,
+    dim: int | None = None,
+    distillation: Mapping[str, Any] | None = None,
+    batch_size: int = 256,
+) -> dict[str, Method]:
+    """The same methods by the angle, and the gradient methods at the best settings that are known
+    of them (docs/results.md); the arguments are those of `standard`.
+    """
+
+    def drawn(denoiser: Denoiser, dataset: Dataset, count: int = draws) -> Draws:
+        return Draws(denoiser.process, item_shape(dataset), count)
+
+    def tid(similarity: Similarity) -> Recipe:
+        return Recipe(
+            lambda model, data: TID(model, drawn(model, data), similarity=similarity),
+            batch_size,
+            samples,
+        )
+
+    def tide(similarity: Similarity = "kernel", **changes: Any) -> Recipe:
+        """TIDE of a teacher; `changes`: of the arguments of `TIDE.distill`."""
+        how = {**(distillation or {}), **changes}
+
+        def made(denoiser: Denoiser, dataset: Dataset) -> Attributor:
+            teacher = TID(denoiser, drawn(denoiser, dataset), similarity=similarity)
+            return Distilled(teacher, min(samples, length(dataset)), **how)
+
+        return Recipe(made, batch_size)
+
+    def projected(kind: type[DTRAK | DAS], count: int = draws, **how: Any) -> Recipe:
+        return Recipe(
+            lambda model, data: kind(model, drawn(model, data, count), dim, **how), batch_size
+        )
+
+    def influence(denoiser: Denoiser, dataset: Dataset) -> Attributor:
+        few = min(samples, length(dataset))
+        return KFACInfluence(denoiser, drawn(denoiser, dataset), samples=few, similarity="cosine")
+
+    many, dtrak = max(draws, _TUNED_DRAWS), {"effective_dim": 0.03}
+    return {
+        "TID, relative": tid("relative"),
+        "TID, cosine": tid("cosine"),
+        "TIDE, cosine": tide("cosine"),
+        "D-TRAK, cosine": projected(DTRAK, similarity="cosine"),
+        "D-TRAK, tuned": projected(DTRAK, many, **dtrak),
+        "D-TRAK, tuned, cosine": projected(DTRAK, many, **dtrak, similarity="cosine"),
+        "TRAK, cosine": projected(TRAK, similarity="cosine"),
+        "DAS, tuned": projected(DAS, many, target="sum", effective_dim=0.01),
+        "K-FAC influence, cosine": Recipe(influence, batch_size),
+    }
 
 
 def encoded(batch_size: int = 256) -> dict[str, Method]:

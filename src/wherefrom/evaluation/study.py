@@ -53,6 +53,11 @@ class Evaluation:
         """Where the rows of all seeds are."""
         return self.folder / "results.csv"
 
+    @property
+    def nearest_table(self) -> Path:
+        """Where the nearest training images of all seeds are, once they were looked for."""
+        return self.folder / "nearest.csv"
+
     def results(self) -> Results:
         """The rows of all seeds."""
         return Results.load(self.table)
@@ -102,6 +107,11 @@ class SeedFolder:
         place = self.folder / "similarities" / f"{key}-{slug(metric)}"
         return Artefact.claim(place, "list of similarities", {"removed": key, "metric": metric})
 
+    def nearest(self, key: str, by: str) -> Artefact:
+        """The training images that those are nearest to; an empty key: the original ones."""
+        place = self.folder / "nearest" / f"{key or 'original'}-{slug(by)}"
+        return Artefact.claim(place, "list of nearest images", {"removed": key, "by": by})
+
     def subset(self, key: str) -> Artefact:
         """The losses on the queries of a network that was trained on a subset."""
         return Artefact.claim(self.folder / "subsets" / key, "list of losses", {"subset": key})
@@ -112,12 +122,16 @@ class SeedFolder:
 
     def images_after(self, method: str, fraction: float) -> Tensor:
         """The images generated after a method's removal, [Q, C, H, W]."""
+        return self._read(self.regenerated(self.removed(method, fraction)), "images")
+
+    def removed(self, method: str, fraction: float) -> str:
+        """What was removed for a method, as the fingerprint that its images are known by."""
         found = self._removals().state.get(_removal(method, fraction))
         if found is None:
             raise WherefromError(
                 f"{self.folder} has no regenerated images of {method} at {100 * fraction:g} %"
             )
-        return self._read(self.regenerated(found), "images")
+        return str(found)
 
     def note(self, removals: Mapping[tuple[str, float], str]) -> None:
         """Write down which images were removed for whom, for those who look at the folder."""

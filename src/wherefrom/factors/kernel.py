@@ -222,15 +222,28 @@ def preconditioned_gradients(part: Part, gradients: Tensor, roots: Roots) -> Sid
     if part.inputs == 0:
         return Side("gradients", gradient=gradients[..., 0])
     if root_a is not None:
-        root_a = root_a.to(gradients)
-        full = (
-            root_a.weight
-            if root_a.one is None
-            else torch.cat([root_a.weight, root_a.one[:, None]], 1)
-        )
+        full = _with_one(root_a.to(gradients))
         gradients = gradients @ full.T @ full
     inner, one = gradients[..., : part.inputs], gradients[..., part.inputs] if part.one else None
     return Side("gradients", gradient=inner.flatten(1), ones_gradient=one)
+
+
+def own_kernel_of_gradients(part: Part, gradients: Tensor, roots: Roots) -> Tensor:
+    """The kernel of every sample with itself, [B], of gradients [B, q, p + one] as
+    `summed_gradient` gives them, which may be sums of several.
+    """
+    root_a, root_b = roots
+    if root_b is not None:
+        gradients = root_b.to(gradients).times(gradients.transpose(1, 2)).transpose(1, 2)
+    if root_a is not None and part.inputs:
+        gradients = gradients @ _with_one(root_a.to(gradients)).T
+    precise = torch.promote_types(gradients.dtype, torch.float32)
+    return torch.linalg.vector_norm(gradients, dim=(1, 2), dtype=precise).double() ** 2
+
+
+def _with_one(root: Root) -> Tensor:
+    """W with the column of the appended one, where it has one."""
+    return root.weight if root.one is None else torch.cat([root.weight, root.one[:, None]], 1)
 
 
 def compare(queries: Side, samples: Side) -> Tensor:

@@ -125,11 +125,23 @@ PRESETS = {
     for preset in (
         Preset("digits", _digits, steps=1400, batch_size=64, lr=2e-3, warmup=70, ema=0.998),
         Preset("cifar10-small", _cifar10_small, steps=4000, lr=1e-3, decay=2000, **_SMALL),
+        # the same network, each of a few images seen hundreds of times; not mirrored, so that a
+        # picture is near to an image and not to its mirror image
+        Preset(
+            "cifar10-few",
+            _cifar10_small,
+            steps=12_000,
+            batch_size=128,
+            lr=1e-3,
+            warmup=200,
+            decay=6000,
+        ),
         Preset(
             "wikiart-small",
             partial(_small_64, classes=10),
             steps=6000,
             lr=1e-3,
+            decay=3000,
             guidance=2.0,
             **_SMALL,
         ),
@@ -138,6 +150,7 @@ PRESETS = {
             partial(_small_64, cond_dim=768),
             steps=6000,
             lr=1e-3,
+            decay=3000,
             guidance=3.0,
             **_SMALL,
         ),

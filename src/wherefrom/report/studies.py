@@ -16,6 +16,7 @@ from .figures import Found, attribution_rows, image_grid, scatter
 from .tables import Tables
 
 _SHOWN = 8  # images in a row
+_FINDS = 3  # of each image, where its regeneration is shown beside them
 _QUERIES = 2  # whose finds are shown, a row for each method
 
 
@@ -59,6 +60,36 @@ def found(
         images = _images(dataset, hits.indices), _images(dataset, hits.least_indices)
         shown[name] = Found(*images, captions, (hits.standardised, hits.least_standardised))
     attribution_rows(path, queries, shown, f"which training images made these? (seed {seed})")
+
+
+def removed(
+    tables: Tables,
+    path: Path,
+    dataset: Dataset,
+    method: str | None = None,
+    seed: int | None = None,
+) -> None:
+    """The first images, what a method found for each, and what became of them without all that it
+    found and without as many random images; the method is the best by its mean AUC, or one by name.
+    """
+    seed = tables.seeds[0] if seed is None else seed
+    controls = tables.results.control_names
+    if not controls or not tables.methods:
+        raise WherefromError(
+            f"{tables.evaluation.folder} has no method or no random control to show: run the "
+            "evaluation with both"
+        )
+    best = max(tables.methods, key=lambda one: tables.results.mean_auc(one, tables.fraction).mean)
+    name, files = method or best, tables.evaluation.seed(seed)
+    scores = tables.scores(seed, name)
+    if scores is None:
+        raise WherefromError(f"{tables.evaluation.folder} has no scores of {name} for seed {seed}")
+    finds = _images(dataset, both_ends(scores[:_SHOWN], _FINDS).indices)  # [Q, finds, C, H, W]
+    rows = {"original": files.images()[:_SHOWN]}
+    rows |= {f"found {place + 1}": finds[:, place] for place in range(finds.shape[1])}
+    rows["without what was found"] = files.images_after(name, tables.fraction)[:_SHOWN]
+    rows["without random images"] = files.images_after(controls[0], tables.fraction)[:_SHOWN]
+    image_grid(path, rows, f"found by {name}, seed {seed}, top {100 * tables.fraction:g} % removed")
 
 
 def accuracy_and_cost(tables: Tables, path: Path) -> None:

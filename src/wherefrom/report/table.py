@@ -51,6 +51,12 @@ def estimated(value: Estimate) -> str:
     return f"{number(value.mean)} ± {number(value.error)}"
 
 
+def signed(value: Estimate) -> str:
+    """A difference with its standard error, where there is one."""
+    error = "" if value.count < 2 else f" ± {number(value.error)}"
+    return f"{value.mean:+.3f}".replace("0.", ".", 1) + error
+
+
 def within(value: Interval) -> str:
     """A 95 % interval."""
     return f"[{number(value.low)}, {number(value.high)}]"

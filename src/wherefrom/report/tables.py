@@ -16,9 +16,9 @@ from ..attribution.top import both_ends
 from ..baselines.ablations import ablations as every_ablation
 from ..errors import WherefromError
 from ..evaluation.lds import LDS
+from ..evaluation.nearest import Nearest
 from ..evaluation.results import Results
 from ..evaluation.statistics import (
-    Estimate,
     PerSeed,
     budget,
     estimate,
@@ -28,7 +28,8 @@ from ..evaluation.statistics import (
     stray,
 )
 from ..evaluation.study import Evaluation
-from .table import Table, estimated, number, seeds_said, within
+from .nearest import nearest_table
+from .table import Table, estimated, number, seeds_said, signed, within
 
 _ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
 _RANDOM = "random against random"
@@ -110,7 +111,7 @@ class Tables:
             common = [] if method == reference else [seed for seed in mine if seed in theirs]
             less, chance = "", ""
             if common:
-                less = _signed(estimate([mine[seed] - theirs[seed] for seed in common]))
+                less = signed(estimate([mine[seed] - theirs[seed] for seed in common]))
             if len(common) > 1:
                 test = paired_test(_apart(mine, common), _apart(theirs, common))
                 chance = number(test.p_value)
@@ -301,13 +302,20 @@ class Tables:
         once, each, size = (sum(values) / len(found) for values in zip(*found, strict=True))
         return once, each, size
 
+    def nearest(self) -> Table:
+        """What a person can see: whether pictures have another nearest training image."""
+        found = Nearest.load(self.evaluation.nearest_table)
+        return nearest_table(self.results, found, self.fraction, self._words())
+
     def all(self) -> dict[str, Callable[[], Table]]:
         """How to make every table, by the name of its file; that of ablations only where a seed has
-        some, that against TID only where TID was run.
+        some, that against TID only where TID was run, that of nearest images only where they were
+        looked for.
         """
         names, seeds = self._ablated()
         ablated = {"ablations": self.ablations} if seeds and _ABLATIONS & set(names) else {}
         against = {"against": self.against} if "TID" in self.methods else {}
+        seen = {"nearest": self.nearest} if self.evaluation.nearest_table.exists() else {}
         return {
             **against,
             "auc": self.auc,
@@ -318,17 +326,13 @@ class Tables:
             "pairs": self.pairs,
             "overlaps": self.overlaps,
             "costs": self.costs,
+            **seen,
         }
 
     def _words(self, seeds: Sequence[int] | None = None) -> str:
         how = "coupled" if self.settings["coupled"] else "uncoupled"
         over, queries = seeds_said(len(seeds or self.seeds)), self.settings["queries"]
         return f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining"
-
-
-def _signed(value: Estimate) -> str:
-    error = "" if value.count < 2 else f" ± {number(value.error)}"
-    return f"{value.mean:+.3f}".replace("0.", ".", 1) + error
 
 
 def _apart(values: Mapping[int, float], seeds: Sequence[int]) -> PerSeed:

@@ -1,0 +1,88 @@
+"""Between copying and generalising: what the network of `cifar10-few` generates after training on
+few images, by their number.
+
+    python benchmarks/few.py --data cifar10.npz --images 500 1000 2000 5000 --picture few.png
+
+The networks are trained together, each on its part of the largest set. A picture is a copy where
+its nearest training image is at most half as far as the second nearest; no picture of a network
+that generalises is, nor is one of the test set, which stands beside for comparison. Sharpness is
+the mean difference of neighbouring pixels, over that of training images. The number to evaluate is
+one with sharp pictures of which some, and not all, are copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common import CIFAR, OUT, Report, machine
+from wherefrom.baselines import Pixel
+from wherefrom.data import Images, cifar10
+from wherefrom.evaluation.counterfactual import networks_at_once
+from wherefrom.evaluation.experiments import balanced, experiment
+from wherefrom.report.figures import image_grid
+
+COPY = 0.5  # of the distance to the second nearest
+
+
+def sharpness(x: Tensor) -> float:
+    """The mean difference of neighbouring pixels of images [B, C, H, W]."""
+    return float((x.diff(dim=2).abs().mean() + x.diff(dim=3).abs().mean()) / 2)
+
+
+def looked_at(pictures: Tensor, training: Tensor) -> tuple[dict[str, float], Tensor]:
+    """What is said of pictures [Q, C, H, W], and the training images that are nearest to them."""
+    found = Pixel("l2").attribute(pictures, Images(training), top_k=2, batch_size=256)
+    first, second = (-found.scores).T
+    figures = {
+        "copies": float((first <= COPY * second).float().mean()),
+        "median distance": float(first.median()),
+        "median ratio to the second": float((first / second).median()),
+        "sharpness": sharpness(pictures) / sharpness(training),
+    }
+    return figures, training[found.indices[:, 0]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help=CIFAR)
+    parser.add_argument("--images", type=int, nargs="+", default=[500, 1000, 2000, 5000])
+    parser.add_argument("--queries", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-steps", type=int, help="another number than the evaluation's")
+    parser.add_argument("--picture", type=Path, help="write pictures and their nearest images here")
+    parser.add_argument("--out", type=Path, help=OUT)
+    asked = parser.parse_args()
+    steps, sizes = asked.train_steps, sorted(asked.images)
+    changes = {} if steps is None else {"steps": steps, "warmup": steps // 60, "decay": steps // 2}
+    setup = experiment("cifar10-few").of(sizes[-1]).setup(asked.data, **changes)
+    labels = cifar10(asked.data, labels=True).cond
+    assert labels is not None
+    largest = balanced(labels, sizes[-1])
+    # where the images of each smaller set are in the largest
+    keeps = [torch.searchsorted(largest, balanced(labels, size)) for size in sizes]
+    with tempfile.TemporaryDirectory() as folder:
+        together = networks_at_once(setup, None) > 1
+        networks = setup.retrained(asked.seed, keeps, folder, True, together)
+    training = torch.stack([setup.dataset[index] for index in range(len(setup.dataset))])
+    real = cifar10(asked.data, split="test")
+    unseen = torch.stack([real[index] for index in range(asked.queries)])
+    about = {"steps": setup.training["steps"], "seed": asked.seed, "queries": asked.queries}
+    report = Report(asked.out, machine=machine(), **about)
+    rows: dict[str, Tensor] = {}
+    for size, keep, network in zip(sizes, keeps, networks, strict=True):
+        pictures = setup.generated(network, asked.seed, asked.queries).clamp(-1, 1)
+        figures, near = looked_at(pictures, training[keep])
+        beside, _ = looked_at(unseen, training[keep])
+        report.note(**{f"{size} images": figures, f"{size} images, test set": beside})
+        rows |= {f"{size} images": pictures[:12], f"nearest of {size}": near[:12]}
+    if asked.picture is not None:
+        image_grid(asked.picture, rows, f"generated, {about['steps']} steps, and what is nearest")
+
+
+if __name__ == "__main__":
+    main()
