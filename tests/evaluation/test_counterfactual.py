@@ -326,7 +326,7 @@ SETTINGS: dict[str, tuple[Callable[..., Attributor], dict[str, Any]]] = {
             wherefrom.TID(DENOISER, draws), samples, **how
         ),
         {"samples": 8, "epochs": 2, "batch_size": 8, "lr": 1e-3, "dim": 8, "hidden": 8}
-        | {"heads": 2, "seed": 1},
+        | {"heads": 2, "seed": 1, "objective": "listwise", "embedder": "grid", "decay": 0.5},
     ),
 }
 
@@ -388,10 +388,16 @@ def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
     usual: dict[str, Any] = {"draws": 6, "samples": 9, "dim": 64, "distillation": {"epochs": 3}}
     methods, variants = standard(**usual), varied(**usual)
     tuned = {"draws": 32, "effective_dim": 0.03}
+    indexed = {"similarity": "cosine", "method": "TID index", "dim": 2048}
+    lists = {"objective": "listwise", "embedder": "grid", "decay": 0.5}
     said = {
         "TID, relative": {"similarity": "relative"},
         "TID, cosine": {"similarity": "cosine"},
+        "TID index, cosine": {**indexed, "samples": 9},
+        "TID index, cosine, second look": {**indexed, "samples": 9, "exact": 0.02},
         "TIDE, cosine": {"teacher": {"similarity": "cosine"}},
+        "TIDE, lists": {"distillation": lists},
+        "TIDE, lists, cosine": {"teacher": {"similarity": "cosine"}, "distillation": lists},
         "D-TRAK, cosine": {"similarity": "cosine"},
         "D-TRAK, tuned": tuned,
         "D-TRAK, tuned, cosine": {**tuned, "similarity": "cosine"},
@@ -401,13 +407,12 @@ def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
     }
     assert set(said) == set(variants)
     for name, changed in said.items():
-        before = methods[name.split(", ")[0]].about(DENOISER, Noise(20))
+        base = name.split(", ")[0].removesuffix(" index")
+        before = methods[base].about(DENOISER, Noise(20))
         after = variants[name].about(DENOISER, Noise(20))
-        if name.startswith("TIDE"):
-            assert after.pop("distillation") == before.pop("distillation")
-            before, after, changed = before["teacher"], after["teacher"], changed["teacher"]
+        if base == "TIDE":
+            changed = {key: {**before[key], **value} for key, value in changed.items()}
         assert after == {**before, **changed}, name
-        assert name.split(", ")[0] in methods
 
 
 # --- interruption and bad input -------------------------------------------------------------------

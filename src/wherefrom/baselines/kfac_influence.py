@@ -104,7 +104,7 @@ class KFACInfluence(Attributor):
     def _chunks(self, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:
         probe, count = self.probe, length(dataset)
         own, each = self._self_kernels(dataset), probe.image_bytes(dataset)
-        if own is not None and own.at(0, slice(count)) is None:
+        if own is not None and own.at(0, range(count)) is None:
             each += self._summed_bytes
             batch_size = min(batch_size, max(1, _SUMS // self._summed_bytes))
         size = self.budget.fitting(batch_size, each)
@@ -191,8 +191,7 @@ class KFACInfluence(Attributor):
         """The influence of a batch of training images on every query, or its cosine, [Q, B]."""
         if own is None:
             return self._influence(sides, x, cond, places, None)
-        rows = slice(places.start, places.stop)
-        theirs = own.at(0, rows)
+        theirs = own.at(0, places)
         sums = _Sums() if theirs is None else None
         found = self._influence(sides, x, cond, places, sums)
         if sums is not None:
@@ -201,7 +200,7 @@ class KFACInfluence(Attributor):
                 part, mean, positions = self._mean(sums)
                 roots = self.curvature.roots[part.name]
                 alone += positions * own_kernel_of_gradients(part, mean, roots)
-            theirs = own.noted(0, rows, alone)
+            theirs = own.noted(0, places, alone)
         assert theirs is not None
         scale = mine[:, None].sqrt() * theirs.double().sqrt()
         # NaN stays: an image whose gradient is none must be found, not be like nothing

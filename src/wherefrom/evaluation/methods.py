@@ -30,6 +30,7 @@ from ..tid.teacher import TID
 from ..tide.distill import Settings
 from ..tide.student import TIDE
 from .counterfactual import Method, Recipe
+from .indexed import Indexed
 from .similarity import to_unit
 from .standins import EfficientNetLite0
 
@@ -163,6 +164,13 @@ def varied(
 
         return Recipe(made, batch_size)
 
+    def index(similarity: Similarity, exact: float | None = None) -> Recipe:
+        def made(denoiser: Denoiser, dataset: Dataset) -> Attributor:
+            tid = TID(denoiser, drawn(denoiser, dataset), similarity=similarity)
+            return Indexed(tid, min(samples, length(dataset)), exact=exact)
+
+        return Recipe(made, batch_size)
+
     def projected(kind: type[DTRAK | DAS], count: int = draws, **how: Any) -> Recipe:
         return Recipe(
             lambda model, data: kind(model, drawn(model, data, count), dim, **how), batch_size
@@ -173,10 +181,16 @@ def varied(
         return KFACInfluence(denoiser, drawn(denoiser, dataset), samples=few, similarity="cosine")
 
     many, dtrak = max(draws, _TUNED_DRAWS), {"effective_dim": 0.03}
+    # what shared most of the teacher's top on digits (docs/methods.md)
+    lists: dict[str, Any] = {"objective": "listwise", "embedder": "grid", "decay": 0.5}
     return {
         "TID, relative": tid("relative"),
         "TID, cosine": tid("cosine"),
+        "TID index, cosine": index("cosine"),
+        "TID index, cosine, second look": index("cosine", 0.02),
         "TIDE, cosine": tide("cosine"),
+        "TIDE, lists": tide(**lists),
+        "TIDE, lists, cosine": tide("cosine", **lists),
         "D-TRAK, cosine": projected(DTRAK, similarity="cosine"),
         "D-TRAK, tuned": projected(DTRAK, many, **dtrak),
         "D-TRAK, tuned, cosine": projected(DTRAK, many, **dtrak, similarity="cosine"),
