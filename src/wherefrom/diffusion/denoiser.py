@@ -272,16 +272,21 @@ class Denoiser:
             yield
             return
         with turn(self.network):
-            modes = [(module, module.training) for module in self.network.modules()]
-            flags = [(one, one.requires_grad) for one in self.network.parameters()]
+            modules = _modules_of(self.network)
+            modes = [(module, module.training) for module in modules]
+            flags = [
+                (one, one.requires_grad)
+                for module in modules
+                for one in module._parameters.values()
+                if one is not None
+            ]
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices):
                 try:
                     self._frozen_by = threading.get_ident()
-                    for module, _ in modes:
-                        module.training = False
-                    for parameter, _ in flags:
-                        parameter.requires_grad_(False)
+                    _set(
+                        [(module, False) for module in modules], [(one, False) for one, _ in flags]
+                    )
                     yield
                 except IndexError as error:
                     said = index_error(self.network, error)
@@ -290,10 +295,7 @@ class Denoiser:
                     raise said from error
                 finally:
                     self._frozen_by = 0
-                    for module, mode in modes:
-                        module.training = mode
-                    for parameter, flag in flags:
-                        parameter.requires_grad_(flag)
+                    _set(modes, flags)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -340,6 +342,29 @@ class Denoiser:
         left_out = {name: one.numel() for name, one in given.items() if id(one) not in tracked}
         total = sum(parameter.numel() for parameter in given.values())
         return Coverage(1 - sum(left_out.values()) / total, left_out)
+
+
+def _modules_of(network: nn.Module) -> list[nn.Module]:
+    """Every module once, as `modules()` has them, whose names cost more than all the rest."""
+    found, new = {network: None}, [network]
+    while new:
+        for child in new.pop()._modules.values():
+            if child is not None and child not in found:
+                found[child] = None
+                new.append(child)
+    return list(found)
+
+
+def _set(
+    modes: Sequence[tuple[nn.Module, bool]], flags: Sequence[tuple[nn.Parameter, bool]]
+) -> None:
+    """Set what is not so already: a large network has thousands of modules, and most stay."""
+    for module, mode in modes:
+        if module.training != mode:
+            module.training = mode
+    for parameter, flag in flags:
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
 
 
 def check_denoiser(denoiser: Any) -> None:

@@ -52,7 +52,7 @@ class Root(NamedTuple):
         product = times_lower(x, self.weight)
         if self.one is not None:
             last = x.shape[-1]  # a lower-triangular W has zeros above in the one's column, the last
-            product[..., last:] += self.one[last:]
+            product[..., last:].add_(self.one[last:])
         return product
 
     def transpose_times(self, x: Tensor) -> Tensor:
@@ -82,17 +82,19 @@ def weights(part: Part, factors: Factors, normalize: Normalize) -> Scale:
         return (None, both**2) if a is None else (both, both)
     over = (1, 2) if normalize == "sample" else (2,)
     norm_b = torch.linalg.vector_norm(b, dim=over, dtype=precise)
-    scale_b = _inverse(norm_b.reshape(len(b), -1))
+    scale_b = _inverse(norm_b.view(len(b), -1))
     if a is None:
         return None, scale_b
-    ones = part.one * (a.shape[1] if normalize == "sample" else 1)
-    norm_a = (torch.linalg.vector_norm(a, dim=over, dtype=precise) ** 2 + ones).sqrt()
-    return _inverse(norm_a.reshape(len(b), -1)), scale_b
+    norm_a = torch.linalg.vector_norm(a, dim=over, dtype=precise).view(len(a), -1)
+    if part.one:
+        ones = a.shape[1] if normalize == "sample" else 1
+        return norm_a.square_().add_(ones).rsqrt_(), scale_b
+    return _inverse(norm_a), scale_b
 
 
 def _inverse(norm: Tensor) -> Tensor:
     """1 / norm, kept finite where there is nothing to normalise: zero times it stays zero."""
-    return norm.clamp_min(1e-18).reciprocal()
+    return norm.clamp_min(1e-18).reciprocal_()
 
 
 def scaled(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -241,10 +243,10 @@ def compare(queries: Side, samples: Side) -> Tensor:
     assert samples.gradient is not None
     kernel = matmul(queries.gradient, samples.gradient.T)
     if queries.ones_gradient is not None and samples.ones_gradient is not None:
-        kernel = kernel + matmul(queries.ones_gradient, samples.ones_gradient.T)
+        kernel.add_(matmul(queries.ones_gradient, samples.ones_gradient.T))
     if samples.scale is not None:
-        kernel = kernel * samples.scale.T
-    return kernel if queries.scale is None else kernel * queries.scale
+        kernel.mul_(samples.scale.T)
+    return kernel if queries.scale is None else kernel.mul_(queries.scale)
 
 
 def _compare_pairs(queries: Side, samples: Side) -> Tensor:

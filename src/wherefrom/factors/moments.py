@@ -52,8 +52,8 @@ class Moments:
             # part is more precise than another is no Gram matrix, and has negative eigenvalues
             ones = weighted.new_ones(1, 1) if scale is None else scale.to(weighted.dtype)
             column = ones.expand(a.shape[:2]).reshape(-1, 1)  # [B * T, 1]
-            total[-1, inner] += matmul(weighted.T, column)[:, 0]
-            total[-1, -1] += (column.to(total.dtype) ** 2).sum()
+            total[-1, inner].add_(matmul(weighted.T, column)[:, 0])
+            total[-1, -1].add_((column.to(total.dtype) ** 2).sum())
 
     def add_outputs(self, part: Part, factors: Factors, scale: Tensor | None) -> None:
         """Add a batch of output gradients b, multiplied by their normalising weights, and count its

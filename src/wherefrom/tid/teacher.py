@@ -258,7 +258,7 @@ class TID(Attributor):
         """
         sides: dict[str, Side] = {}
         mine = torch.zeros(len(x), device=x.device, dtype=torch.float64)
-        roots, health = self.curvature.roots, Health(len(x), x.device)
+        roots, health = self.curvature.roots, Health()
 
         def consume(part: Part, factors: Factors) -> None:
             health.add(factors)
