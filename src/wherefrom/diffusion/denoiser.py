@@ -43,7 +43,7 @@ from .calling import (
 from .draws import Draws
 from .process import Process
 from .pulse import noting
-from .turns import turn
+from .turns import modules_of, turn
 
 Watcher = Callable[[Tensor, Tensor, Cond, Tensor], None]  # of x_sigma, sigma, cond and output
 Layout = Literal["channels_first", "channels_last"]
@@ -272,7 +272,7 @@ class Denoiser:
             yield
             return
         with turn(self.network):
-            modules = _modules_of(self.network)
+            modules = modules_of(self.network)
             modes = [(module, module.training) for module in modules]
             flags = [
                 (one, one.requires_grad)
@@ -342,17 +342,6 @@ class Denoiser:
         left_out = {name: one.numel() for name, one in given.items() if id(one) not in tracked}
         total = sum(parameter.numel() for parameter in given.values())
         return Coverage(1 - sum(left_out.values()) / total, left_out)
-
-
-def _modules_of(network: nn.Module) -> list[nn.Module]:
-    """Every module once, as `modules()` has them, whose names cost more than all the rest."""
-    found, new = {network: None}, [network]
-    while new:
-        for child in new.pop()._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                new.append(child)
-    return list(found)
 
 
 def _set(

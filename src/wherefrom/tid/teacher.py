@@ -8,6 +8,7 @@ draw.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -26,6 +27,7 @@ from ..errors import WherefromError, flag, number, say
 from ..factors.curvature import Curvature, CurvatureKind
 from ..factors.kernel import (
     Normalize,
+    Path,
     Side,
     choose,
     compare,
@@ -37,6 +39,7 @@ from ..factors.kernel import (
 )
 from ..factors.needs import check_query
 from ..factors.probe import Health, Precision, Probe, Target, one_of
+from ..factors.together import Stack, Together
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
 from ..running.modes import outside_inference
@@ -189,13 +192,19 @@ class TID(Attributor):
         dtype = torch.promote_types(self.probe.dtype, torch.float32)
         kernel = torch.zeros(len(x), len(x), device=x.device, dtype=dtype)
 
-        def consume(part: Part, factors: Factors) -> None:
-            scale = weights(part, factors, normalize)
-            kernel.add_(gram(part, factors, scale, roots[part.name]))
+        def consume(stack: Stack) -> None:
+            scale = weights(stack.parts[0], stack.factors, normalize)
+            kernel.add_(gram(stack, scale, roots))
 
-        outcome = self.probe.at(x, cond, draw.sigma, draw.noise, consume, tapped=tapped)
+        with Together(consume, self._gradient_bytes(len(x))) as together:
+            outcome = self.probe.at(x, cond, draw.sigma, draw.noise, together, tapped=tapped)
         own = kernel.diagonal()
         return squared(kernel, self.settings.similarity, own, own), outcome.streams
+
+    def _gradient_bytes(self, count: int) -> Callable[[Part], int]:
+        """Of so many gradients of a part."""
+        each = count * self.probe.dtype.itemsize
+        return lambda part: each * part.columns * part.outputs
 
     def _chunks(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:
         probe, count, draws = self.probe, length(dataset), len(self.draws)
@@ -311,18 +320,26 @@ class TID(Attributor):
         alone = torch.zeros(len(x), device=x.device, dtype=torch.float64)
         asked = own or correction == "leverage"
 
-        def consume(part: Part, factors: Factors) -> None:
+        def consume(stack: Stack) -> None:
             nonlocal total
-            scale = weights(part, factors, self.settings.normalize)
+            scale = weights(stack.parts[0], stack.factors, self.settings.normalize)
             if asked:
-                alone.add_(own_kernel(part, factors, scale, curvature.roots[part.name]))
-            if part.name not in sides:
-                return  # no gradient of a query reaches it
-            side = sides[part.name]
-            found = compare(side, plain_side(part, factors, scale, side.path))
+                for part, factors, *own in stack.each(*scale):
+                    roots = curvature.roots[part.name]
+                    alone.add_(own_kernel(part, factors, (own[0], own[1]), roots))
+            if path(stack.parts[0]) is None:
+                return
+            side = Side.stacked([sides[part.name] for part in stack.parts])
+            plain = plain_side(stack.parts[0], stack.factors, scale, side.path)
+            found = compare(side, plain.split(len(stack.parts)))
             total = found if total is None else total.add_(found)
 
-        outcome = self.probe.run(x, cond, m, "train", indices, consume)
+        def path(part: Part) -> Path | None:
+            """None: no gradient of a query reaches it."""
+            return sides[part.name].path if part.name in sides else None
+
+        with Together(consume, self._gradient_bytes(queries + len(x)), by=path) as together:
+            outcome = self.probe.run(x, cond, m, "train", indices, together)
         if total is None:  # no layer has gradients of both
             total = alone.new_zeros(queries, len(x))
         if correction is not None:
