@@ -91,7 +91,7 @@ def test_second_moments_are_the_sums_over_rows(room: str, normalize: Any) -> Non
         moments.add_inputs(stack, scale[0])
         moments.add_outputs(stack, scale[1])
 
-    with Together(add, lambda part: 0, share=normalize != "gradient") as take:
+    with Together(add, lambda part, b: 0, share=normalize != "gradient") as take:
         for part, factors in given.items():
             take(part, factors)
     for part, (a, b) in given.items():
@@ -203,7 +203,7 @@ def test_no_more_bytes_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPat
     each = 2 * factors[0].b.nbytes
     monkeypatch.setitem(together._ROOM, "cpu", 10 * each)
     stacks: list[int] = []
-    with Together(lambda stack: stacks.append(len(stack.parts)), lambda part: 0) as take:
+    with Together(lambda stack: stacks.append(len(stack.parts)), lambda part, b: 0) as take:
         for place, one in enumerate(factors):
             take(Part(f"layer {place}", 3, 3), one)
             assert place + 1 - sum(stacks) <= 10
@@ -214,7 +214,7 @@ def test_no_more_bytes_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPat
 def test_what_the_consumer_makes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(together._ROOM, "cpu", 10_000)
     stacks: list[int] = []
-    with Together(lambda stack: stacks.append(len(stack.parts)), lambda part: 1_000) as take:
+    with Together(lambda stack: stacks.append(len(stack.parts)), lambda part, b: 1_000) as take:
         for place in range(20):
             take(Part(f"layer {place}", 0, 1), Factors(None, noise(1, 1, 1)))
     assert stacks == [10, 10]
@@ -227,7 +227,7 @@ def test_a_large_part_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     def consume(stack: Stack) -> None:
         stacks.append(tuple(part.name for part in stack.parts))
 
-    with Together(consume, lambda part: 0) as take:
+    with Together(consume, lambda part, b: 0) as take:
         for name, width in (("small", 1), ("large", 100), ("another", 1)):
             take(Part(name, 0, width), Factors(None, noise(1, 1, width)))
     assert stacks == [("large",), ("small", "another")]
@@ -238,7 +238,7 @@ def test_nothing_is_handed_over_after_an_error() -> None:
         raise AssertionError("handed over")
 
     def stopped() -> None:
-        with Together(consume, lambda part: 0) as take:
+        with Together(consume, lambda part, b: 0) as take:
             take(Part("layer", 0, 1), Factors(None, noise(1, 1, 1)))
             raise ValueError("stop")
 

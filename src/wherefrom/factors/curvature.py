@@ -210,7 +210,7 @@ class Curvature:
         def resampled(stack: Stack) -> None:
             moments.add_outputs(stack, weights(stack.parts[0], stack.factors, normalize)[1])
 
-        def makes(part: Part) -> int:
+        def makes(part: Part, b: Tensor) -> int:
             return moment_bytes(part, self.probe.dtype)
 
         # the weight of an input is its own, but for that of the whole gradient

@@ -167,6 +167,14 @@ def choose(part: Part, positions: int, queries: int) -> Path:
     return "pairs" if pairs < gradients else "gradients"
 
 
+def compared_bytes(part: Part, b: Tensor, queries: int, path: Path) -> int:
+    """What comparing queries with samples, of output gradients b, makes of a part."""
+    samples, positions = b.shape[:2]
+    if path == "pairs":
+        return 4 * queries * samples * positions**2
+    return (queries + samples) * part.columns * part.outputs * b.element_size()
+
+
 def plain_side(part: Part, factors: Factors, scale: Scale, path: Path) -> Side:
     """A side as it is: the many training samples."""
     (a, b), joint = factors, _joint(scale)

@@ -54,7 +54,7 @@ class Together:
 
     Args:
         consume: takes the stacks.
-        makes: bytes that it makes of a part, beside the stack.
+        makes: bytes that it makes of a part and its output gradients b, beside the stack.
         share: whether an input that several parts have comes once for all of them.
         by: what else parts of a stack have in common.
     """
@@ -62,7 +62,7 @@ class Together:
     def __init__(
         self,
         consume: Callable[[Stack], None],
-        makes: Callable[[Part], int],
+        makes: Callable[[Part, Tensor], int],
         *,
         share: bool = False,
         by: Callable[[Part], Hashable] = lambda part: None,
@@ -76,16 +76,17 @@ class Together:
         """Take the factors of a part."""
         a, b = factors
         room = _ROOM.get(b.device.type, _ROOM["cuda"])
-        size = b.nbytes + self._makes(part)
-        if a is not None and not (self._share and _same(a) in self._inputs):
+        size = b.nbytes + self._makes(part, b)
+        same = None if a is None or not self._share else _same(a)
+        if a is not None and same not in self._inputs:
             size += a.nbytes
         if size * _LARGE > room:
             self._consume(Stack.of(part, factors))
             return
         make = (part.inputs, part.outputs, part.one, part.diagonal, b.shape, b.dtype)
         self._waiting.setdefault((*make, self._by(part)), []).append((part, factors))
-        if a is not None:
-            self._inputs.add(_same(a))
+        if same is not None:
+            self._inputs.add(same)
         self._held += size
         if self._held > room:
             self._hand_over()
@@ -126,11 +127,11 @@ def _stacked(parts: tuple[Part, ...], factors: Sequence[Factors], share: bool) -
     inputs = [one.a for one in factors if one.a is not None]
     if len(parts) == 1 or not inputs or not share:
         return Stack(parts, joined(factors), tuple(range(len(parts))))
-    # all of them are alive, so what lies at one place is the same
-    different = {_same(a): a for a in inputs}
+    keys = [_same(a) for a in inputs]  # all of them are alive: what lies at one place is the same
+    different = dict(zip(keys, inputs, strict=True))
     places = {key: place for place, key in enumerate(different)}
     a, b = torch.cat(list(different.values())), torch.cat([one.b for one in factors])
-    return Stack(parts, Factors(a, b), tuple(places[_same(a)] for a in inputs))
+    return Stack(parts, Factors(a, b), tuple(places[key] for key in keys))
 
 
 def _same(x: Tensor) -> Hashable:

@@ -8,7 +8,6 @@ draw.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -31,6 +30,7 @@ from ..factors.kernel import (
     Side,
     choose,
     compare,
+    compared_bytes,
     gram,
     own_kernel,
     plain_side,
@@ -196,15 +196,13 @@ class TID(Attributor):
             scale = weights(stack.parts[0], stack.factors, normalize)
             kernel.add_(gram(stack, scale, roots))
 
-        with Together(consume, self._gradient_bytes(len(x))) as together:
+        def makes(part: Part, b: Tensor) -> int:
+            return compared_bytes(part, b, len(b), choose(part, b.shape[1], len(b)))
+
+        with Together(consume, makes) as together:
             outcome = self.probe.at(x, cond, draw.sigma, draw.noise, together, tapped=tapped)
         own = kernel.diagonal()
         return squared(kernel, self.settings.similarity, own, own), outcome.streams
-
-    def _gradient_bytes(self, count: int) -> Callable[[Part], int]:
-        """Of so many gradients of a part."""
-        each = count * self.probe.dtype.itemsize
-        return lambda part: each * part.columns * part.outputs
 
     def _chunks(self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:
         probe, count, draws = self.probe, length(dataset), len(self.draws)
@@ -338,7 +336,11 @@ class TID(Attributor):
             """None: no gradient of a query reaches it."""
             return sides[part.name].path if part.name in sides else None
 
-        with Together(consume, self._gradient_bytes(queries + len(x)), by=path) as together:
+        def makes(part: Part, b: Tensor) -> int:
+            way = path(part)
+            return 0 if way is None else compared_bytes(part, b, queries, way)
+
+        with Together(consume, makes, by=path) as together:
             outcome = self.probe.run(x, cond, m, "train", indices, together)
         if total is None:  # no layer has gradients of both
             total = alone.new_zeros(queries, len(x))
