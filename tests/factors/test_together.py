@@ -4,6 +4,7 @@ are few, and what waits is bounded.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -231,6 +232,21 @@ def test_a_large_part_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         for name, width in (("small", 1), ("large", 100), ("another", 1)):
             take(Part(name, 0, width), Factors(None, noise(1, 1, width)))
     assert stacks == [("large",), ("small", "another")]
+
+
+def test_what_is_in_a_stack_is_held_by_nobody_else() -> None:
+    factors = [Factors(None, noise(1, 1, 9, seed=n)) for n in range(3)]
+    alive = [weakref.ref(one.b) for one in factors]
+    stacks: list[Stack] = []
+
+    def consume(stack: Stack) -> None:
+        stacks.append(stack)
+        assert not any(one() is not None for one in alive)
+
+    with Together(consume, lambda part, b: 0) as take:
+        for place in range(3):
+            take(Part(f"layer {place}", 0, 9), factors.pop())
+    assert len(stacks[0].parts) == 3
 
 
 def test_nothing_is_handed_over_after_an_error() -> None:

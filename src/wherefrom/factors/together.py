@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..layers.kinds import Factors, Part
 
-_ROOM = {"cuda": 2**28, "cpu": 2**22}  # bytes that wait together
+_ROOM = {"cuda": 2**29, "cpu": 2**22}  # bytes that wait together
 _LARGE = 8  # a part that takes this share of the room waits for no other
 
 
@@ -95,10 +95,8 @@ class Together:
         waiting, self._waiting = self._waiting, {}
         self._inputs, self._held = set(), 0
         while waiting:
-            _, some = waiting.popitem()
-            parts, factors = zip(*some, strict=True)
-            del some
-            self._consume(_stacked(parts, factors, self._share))
+            # nobody holds on to what is in the stack
+            self._consume(_stacked(waiting.popitem()[1], self._share))
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +121,8 @@ def joined(factors: Sequence[Factors]) -> Factors:
     return Factors(torch.cat(inputs) if inputs else None, torch.cat([one.b for one in factors]))
 
 
-def _stacked(parts: tuple[Part, ...], factors: Sequence[Factors], share: bool) -> Stack:
+def _stacked(some: Sequence[tuple[Part, Factors]], share: bool) -> Stack:
+    parts, factors = tuple(part for part, _ in some), [one for _, one in some]
     inputs = [one.a for one in factors if one.a is not None]
     if len(parts) == 1 or not inputs or not share:
         return Stack(parts, joined(factors), tuple(range(len(parts))))
