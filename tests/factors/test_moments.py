@@ -7,6 +7,7 @@ import torch
 
 from wherefrom.factors.kernel import weights
 from wherefrom.factors.moments import Moments
+from wherefrom.factors.together import Stack
 from wherefrom.layers.kinds import Factors, Part
 
 PART = Part("layer", 64, 3, one=True)
@@ -21,8 +22,8 @@ def test_inputs_that_hardly_vary_have_no_negative_eigenvalue(normalize: str, siz
     b = torch.randn(2, 1024, PART.outputs, generator=generator)
     factors = Factors(a.bfloat16(), b.bfloat16())
     moments = Moments([PART], torch.device("cpu"), torch.float32)
-    moments.add_inputs(PART, factors, weights(PART, factors, normalize)[0])
-    moments.add_outputs(PART, factors, None)
+    moments.add_inputs(Stack.of(PART, factors), weights(PART, factors, normalize)[0])
+    moments.add_outputs(Stack.of(PART, factors), None)
     values = torch.linalg.eigvalsh(moments.matrix("layer", "a").double())
     assert float(values[0]) > -1e-3 * float(values.mean())
     assert moments.roots(2e-3, torch.float32)["layer"][0] is not None

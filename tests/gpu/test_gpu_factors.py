@@ -21,6 +21,7 @@ from wherefrom.factors import capture
 from wherefrom.factors.moments import Moments
 from wherefrom.factors.probe import Probe
 from wherefrom.factors.sketch import Sketch
+from wherefrom.factors.together import Stack
 from wherefrom.factors.triangular import add_gram, matmul, symmetric
 from wherefrom.layers.kinds import Factors, Part
 from wherefrom.reference import Reference
@@ -131,16 +132,18 @@ def test_curvature_of_bf16_factors_is_summed_in_float32(
     def watched(method: str, side: str) -> None:
         add = getattr(Moments, method)
 
-        def added(self: Moments, part: Part, factors: Factors, scale: Tensor | None) -> None:
-            x = factors.a if side == "a" else factors.b
-            if x is not None:
+        def added(self: Moments, stack: Stack, scale: Tensor | None) -> None:
+            for part, factors in stack.each():
+                x = factors.a if side == "a" else factors.b
+                if x is None:
+                    continue
                 rows = x.flatten(0, 1).double()
                 if side == "a" and part.one:
                     rows = torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
                 key = f"{part.name}/{side}"
                 sums[key] = sums.get(key, 0) + rows.T @ rows
                 counts[key] += len(rows)
-            add(self, part, factors, scale)
+            add(self, stack, scale)
 
         monkeypatch.setattr(Moments, method, added)
 
@@ -176,6 +179,9 @@ def test_products_of_half_precision_are_float32(
         found = matmul(left.to(device), right.to(device))
         assert found.dtype == torch.float32
         assert float(((found.cpu() - truth).abs() / length).max()) < 1e-5
+    several = matmul(*(torch.stack([one, -one, one]).to(device) for one in (x, y)))  # of a stack
+    assert several.dtype == torch.float32
+    assert float(((several.cpu() - truth).abs() / length).max()) < 1e-5
     total = torch.zeros(inner, inner, device=device)
     add_gram(total, x.to(device))
     assert off(symmetric(total), x.double().T @ x.double()) < 1e-5
@@ -215,8 +221,9 @@ def test_second_moments_and_their_roots_are_the_cpus(device: torch.device) -> No
     for place in (CPU, device):
         moments = both[place] = Moments(PARTS, place, torch.float32)
         for part in PARTS:
-            moments.add_inputs(part, on(place, factors()[part.name]), None)
-            moments.add_outputs(part, on(place, factors()[part.name]), None)
+            stack = Stack.of(part, on(place, factors()[part.name]))
+            moments.add_inputs(stack, None)
+            moments.add_outputs(stack, None)
     roots = {place: moments.roots(0.1, torch.float32) for place, moments in both.items()}
     for part in PARTS:
         for side, here, there in zip(

@@ -14,6 +14,7 @@ import wherefrom
 from wherefrom.attribution.agreement import spearman
 from wherefrom.factors.kernel import weights
 from wherefrom.factors.moments import Moments
+from wherefrom.factors.together import Stack
 from wherefrom.layers.kinds import Factors, Part
 from wherefrom.search.exact import Exact
 from wherefrom.tid import sketching
@@ -68,7 +69,8 @@ def test_inputs_that_hardly_vary_have_no_negative_eigenvalue_that_damping_would_
     a = (1.3 * always + 1e-3 * noise).to(device, torch.bfloat16)
     b = torch.randn(1, positions, part.outputs, generator=generator).to(device, torch.bfloat16)
     moments = Moments([part], device, torch.float32)
-    moments.add_inputs(part, Factors(a, b), weights(part, Factors(a, b), "sample")[0])
-    moments.add_outputs(part, Factors(a, b), None)
+    stack = Stack.of(part, Factors(a, b))
+    moments.add_inputs(stack, weights(part, stack.factors, "sample")[0])
+    moments.add_outputs(stack, None)
     values = torch.linalg.eigvalsh(moments.matrix("layer", "a").double().cpu())
     assert float(values[0]) > -most * float(values.mean())

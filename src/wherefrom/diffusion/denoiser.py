@@ -43,7 +43,7 @@ from .calling import (
 from .draws import Draws
 from .process import Process
 from .pulse import noting
-from .turns import turn
+from .turns import modules_of, turn
 
 Watcher = Callable[[Tensor, Tensor, Cond, Tensor], None]  # of x_sigma, sigma, cond and output
 Layout = Literal["channels_first", "channels_last"]
@@ -272,16 +272,21 @@ class Denoiser:
             yield
             return
         with turn(self.network):
-            modes = [(module, module.training) for module in self.network.modules()]
-            flags = [(one, one.requires_grad) for one in self.network.parameters()]
+            modules = modules_of(self.network)
+            modes = [(module, module.training) for module in modules]
+            flags = [
+                (one, one.requires_grad)
+                for module in modules
+                for one in module._parameters.values()
+                if one is not None
+            ]
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices):
                 try:
                     self._frozen_by = threading.get_ident()
-                    for module, _ in modes:
-                        module.training = False
-                    for parameter, _ in flags:
-                        parameter.requires_grad_(False)
+                    _set(
+                        [(module, False) for module in modules], [(one, False) for one, _ in flags]
+                    )
                     yield
                 except IndexError as error:
                     said = index_error(self.network, error)
@@ -290,10 +295,7 @@ class Denoiser:
                     raise said from error
                 finally:
                     self._frozen_by = 0
-                    for module, mode in modes:
-                        module.training = mode
-                    for parameter, flag in flags:
-                        parameter.requires_grad_(flag)
+                    _set(modes, flags)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -340,6 +342,18 @@ class Denoiser:
         left_out = {name: one.numel() for name, one in given.items() if id(one) not in tracked}
         total = sum(parameter.numel() for parameter in given.values())
         return Coverage(1 - sum(left_out.values()) / total, left_out)
+
+
+def _set(
+    modes: Sequence[tuple[nn.Module, bool]], flags: Sequence[tuple[nn.Parameter, bool]]
+) -> None:
+    """Set what is not so already: a large network has thousands of modules, and most stay."""
+    for module, mode in modes:
+        if module.training != mode:
+            module.training = mode
+    for parameter, flag in flags:
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
 
 
 def check_denoiser(denoiser: Any) -> None:

@@ -63,9 +63,25 @@ _WAITING: dict[int, _Lock] = {}  # by thread
 _KNOWING = threading.Lock()  # who has and who waits
 
 
+def modules_of(network: nn.Module) -> list[nn.Module]:
+    """Every module once: those of `modules()`, whose names cost more than all the rest."""
+    found, new = {network: None}, [network]
+    while new:
+        for child in new.pop()._modules.values():
+            if child is not None and child not in found:
+                found[child] = None
+                new.append(child)
+    return list(found)
+
+
+def _holders(network: nn.Module) -> list[nn.Module]:
+    """The modules that have parameters of their own, or the network where none has."""
+    return [module for module in modules_of(network) if module._parameters] or [network]
+
+
 def has_turn(network: nn.Module) -> bool:
     """Whether it is this thread's turn at a network."""
-    holder = next((module for module in network.modules() if module._parameters), network)
+    holder = _holders(network)[0]
     with _KNOWING:
         lock = _LOCKS.get(holder)
         return lock is not None and lock.owner == threading.get_ident()
@@ -76,10 +92,10 @@ def turn(network: nn.Module) -> Iterator[None]:
     """Inside, the network is this thread's alone, to be evaluated, changed or copied; the thread
     that has it may take it again.
     """
-    holders = [module for module in network.modules() if module._parameters] or [network]
+    holders = sorted(_holders(network), key=id)
     with _KNOWING:
         # in one order everywhere, so that no two wait for each other, unless they hold others
-        locks = [_LOCKS.setdefault(holder, _Lock()) for holder in sorted(holders, key=id)]
+        locks = [_LOCKS.get(one) or _LOCKS.setdefault(one, _Lock()) for one in holders]
     taken: list[_Lock] = []
     try:
         for lock in locks:

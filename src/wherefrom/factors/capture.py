@@ -57,14 +57,15 @@ class Capture:
             assert kind is not None, name  # the denoiser names only layers that have a kind
             self._layers[name] = (modules[name], kind)
 
-    @cached_property
+    @property
     def parts(self) -> tuple[Part, ...]:
         """All parts, in the network's order."""
-        return tuple(
-            part
-            for name, (module, kind) in self._layers.items()
-            for part in kind.parts(name, module)
-        )
+        return tuple(part for some in self._parts.values() for part in some)
+
+    @cached_property
+    def _parts(self) -> dict[str, list[Part]]:
+        """Those of every layer."""
+        return {name: kind.parts(name, module) for name, (module, kind) in self._layers.items()}
 
     def compile(self, batch: int, dtype: torch.dtype, tapped: bool = False) -> None:
         """From now on, run batches of this size compiled, with inputs handed over in a precision;
@@ -151,8 +152,7 @@ class Capture:
 
     def _compare(self, sight: Sight, batch: Batch) -> None:
         """Refuse layers whose factors do not give the gradients of their parameters."""
-        parts = {name: kind.parts(name, module) for name, (module, kind) in self._layers.items()}
-        checked = Checked(self.denoiser, batch, parts)
+        checked = Checked(self.denoiser, batch, self._parts)
 
         def received(name: str, calls: Calls) -> None:
             self._hand_over(name, calls, sight, IMAGES, checked.add)
@@ -201,7 +201,7 @@ class Capture:
             return hook
 
         def arrived(name: str, place: int, grad: Tensor) -> None:
-            if calls[name].fill(place, grad.detach()):
+            if calls[name].fill(place, grad):
                 received(name, calls.pop(name))
 
         shape = x_sigma.shape[1:]
@@ -245,7 +245,7 @@ class Capture:
             each.append(
                 [unfolded(f, fold, batch) for f in _factors(name, kind, module, rows, grads)]
             )
-        for part, *several in zip(kind.parts(name, module), *each, strict=True):
+        for part, *several in zip(self._parts[name], *each, strict=True):
             consume(part, _together(several))
 
 

@@ -22,14 +22,15 @@ from ..data.manner import Manner, say_misfit
 from ..diffusion.draws import resampled_cotangent
 from ..diffusion.pulse import Pulse
 from ..errors import WherefromError, number, whole
-from ..layers.kinds import Factors, Part
+from ..layers.kinds import Part
 from ..running.memory import Budget, short_of_memory
 from ..running.modes import outside_inference
 from ..running.progress import bar
 from .kernel import Normalize, Roots, weights
 from .moments import Moments
-from .needs import check_curvature
+from .needs import check_curvature, moment_bytes
 from .probe import Probe, one_of
+from .together import Stack, Together
 
 CurvatureKind = Literal["empirical", "sampled", "identity"]
 
@@ -200,20 +201,27 @@ class Curvature:
     def _add(self, moments: Moments, x: Tensor, cond: Cond, m: int, indices: list[int]) -> None:
         normalize, sampled = self.normalize, self.kind == "sampled"
 
-        def observed(part: Part, factors: Factors) -> None:
-            scale = weights(part, factors, normalize)
-            moments.add_inputs(part, factors, scale[0])
+        def observed(stack: Stack) -> None:
+            scale = weights(stack.parts[0], stack.factors, normalize)
+            moments.add_inputs(stack, scale[0])
             if not sampled:
-                moments.add_outputs(part, factors, scale[1])
+                moments.add_outputs(stack, scale[1])
 
-        def resampled(part: Part, factors: Factors) -> None:
-            moments.add_outputs(part, factors, weights(part, factors, normalize)[1])
+        def resampled(stack: Stack) -> None:
+            moments.add_outputs(stack, weights(stack.parts[0], stack.factors, normalize)[1])
 
-        self.probe.run(x, cond, m, "train", indices, observed)
+        def makes(part: Part, b: Tensor) -> int:
+            return moment_bytes(part, self.probe.dtype)
+
+        # the weight of an input is its own, but for that of the whole gradient
+        share = normalize != "gradient"
+        with Together(observed, makes, share=share) as together:
+            self.probe.run(x, cond, m, "train", indices, together)
         if sampled:
             own = [resampled_cotangent(self.probe.draws, index, m) for index in indices]
             noise = torch.stack(own).to(x)
-            self.probe.run(x, cond, m, "train", indices, resampled, lambda _: noise)
+            with Together(resampled, makes, share=share) as together:
+                self.probe.run(x, cond, m, "train", indices, together, lambda _: noise)
 
     def _empty(self) -> Moments:
         dtype = torch.promote_types(self.probe.dtype, torch.float32)

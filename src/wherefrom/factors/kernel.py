@@ -9,14 +9,17 @@ embedding layers have one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..layers.kinds import Factors, Part
+from .together import Stack, joined
 from .triangular import matmul, times_lower, times_transposed_lower
 
 Normalize = Literal["sample", "token", "gradient", "none"]
@@ -52,7 +55,7 @@ class Root(NamedTuple):
         product = times_lower(x, self.weight)
         if self.one is not None:
             last = x.shape[-1]  # a lower-triangular W has zeros above in the one's column, the last
-            product[..., last:] += self.one[last:]
+            product[..., last:].add_(self.one[last:])
         return product
 
     def transpose_times(self, x: Tensor) -> Tensor:
@@ -82,17 +85,19 @@ def weights(part: Part, factors: Factors, normalize: Normalize) -> Scale:
         return (None, both**2) if a is None else (both, both)
     over = (1, 2) if normalize == "sample" else (2,)
     norm_b = torch.linalg.vector_norm(b, dim=over, dtype=precise)
-    scale_b = _inverse(norm_b.reshape(len(b), -1))
+    scale_b = _inverse(norm_b.view(len(b), -1))
     if a is None:
         return None, scale_b
-    ones = part.one * (a.shape[1] if normalize == "sample" else 1)
-    norm_a = (torch.linalg.vector_norm(a, dim=over, dtype=precise) ** 2 + ones).sqrt()
-    return _inverse(norm_a.reshape(len(b), -1)), scale_b
+    norm_a = torch.linalg.vector_norm(a, dim=over, dtype=precise).view(len(a), -1)
+    if part.one:
+        ones = a.shape[1] if normalize == "sample" else 1
+        return norm_a.square_().add_(ones).rsqrt_(), scale_b
+    return _inverse(norm_a), scale_b
 
 
 def _inverse(norm: Tensor) -> Tensor:
     """1 / norm, kept finite where there is nothing to normalise: zero times it stays zero."""
-    return norm.clamp_min(1e-18).reciprocal()
+    return norm.clamp_min(1e-18).reciprocal_()
 
 
 def scaled(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -131,6 +136,26 @@ class Side:
     ones_gradient: Tensor | None = None  # [B, q]: the gradient's last column, the bias's
     scale: Tensor | None = None  # [B, 1]: a number for each sample, not yet multiplied in
 
+    def split(self, count: int) -> Side:
+        """Of so many parts, one after the other: each for itself, [L, B, ...]."""
+        return (
+            self
+            if count == 1
+            else self._with(lambda name: getattr(self, name).unflatten(0, (count, -1)))
+        )
+
+    @staticmethod
+    def stacked(sides: Sequence[Side]) -> Side:
+        """Those of several parts of one make, [L, B, ...]; one alone as it is."""
+        if len(sides) == 1:
+            return sides[0]
+        return sides[0]._with(lambda name: torch.stack([getattr(side, name) for side in sides]))
+
+    def _with(self, made: Callable[[str], Tensor]) -> Side:
+        there = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
+        changes: dict[str, Any] = {name: made(name) for name in there}
+        return replace(self, **changes)
+
 
 def choose(part: Part, positions: int, queries: int) -> Path:
     """The way that takes fewer operations for one training sample against all queries."""
@@ -140,6 +165,14 @@ def choose(part: Part, positions: int, queries: int) -> Path:
     gradients = 2 * positions * p * q + 2 * queries * p * q
     pairs = 2 * queries * positions**2 * (p + q)
     return "pairs" if pairs < gradients else "gradients"
+
+
+def compared_bytes(part: Part, b: Tensor, queries: int, path: Path) -> int:
+    """What comparing queries with samples, of output gradients b, makes of a part."""
+    samples, positions = b.shape[:2]
+    if path == "pairs":
+        return 4 * queries * samples * positions**2
+    return (queries + samples) * part.columns * part.outputs * b.element_size()
 
 
 def plain_side(part: Part, factors: Factors, scale: Scale, path: Path) -> Side:
@@ -247,17 +280,22 @@ def _with_one(root: Root) -> Tensor:
 
 
 def compare(queries: Side, samples: Side) -> Tensor:
-    """The kernel of every query with every sample, [Q, B], in float32 or better."""
-    if samples.path == "pairs":
-        return _compare_pairs(queries, samples)
+    """The kernel of every query with every sample, [Q, B], in float32 or better; of sides of
+    several parts, [L, ...], the sum over parts.
+    """
+    kernel = (_compare_pairs if samples.path == "pairs" else _compare_gradients)(queries, samples)
+    return kernel.sum(0) if kernel.ndim == 3 else kernel
+
+
+def _compare_gradients(queries: Side, samples: Side) -> Tensor:
     assert queries.gradient is not None
     assert samples.gradient is not None
-    kernel = matmul(queries.gradient, samples.gradient.T)
+    kernel = matmul(queries.gradient, samples.gradient.mT)
     if queries.ones_gradient is not None and samples.ones_gradient is not None:
-        kernel = kernel + matmul(queries.ones_gradient, samples.ones_gradient.T)
+        kernel.add_(matmul(queries.ones_gradient, samples.ones_gradient.mT))
     if samples.scale is not None:
-        kernel = kernel * samples.scale.T
-    return kernel if queries.scale is None else kernel * queries.scale
+        kernel.mul_(samples.scale.mT)
+    return kernel if queries.scale is None else kernel.mul_(queries.scale)
 
 
 def _compare_pairs(queries: Side, samples: Side) -> Tensor:
@@ -268,18 +306,19 @@ def _compare_pairs(queries: Side, samples: Side) -> Tensor:
     assert queries.b is not None
     assert samples.a is not None
     assert samples.b is not None
-    (count, there, _), (many, here, _) = queries.a.shape, samples.a.shape
-    rows = max(1, _CHUNK // max(1, count * there * here))  # never the whole Q x N x T x T
+    *stack, count, there, _ = queries.a.shape
+    many, here = samples.a.shape[-3:-1]
+    # never the whole Q x N x T x T
+    rows = max(1, _CHUNK // max(1, math.prod(stack) * count * there * here))
     parts = []
     for start in range(0, many, rows):
-        some = slice(start, start + rows)
-        # [Q * S, b * T]
-        products = matmul(queries.a.flatten(0, 1), samples.a[some].flatten(0, 1).T)
+        a, b = (x[..., start : start + rows, :, :].flatten(-3, -2) for x in (samples.a, samples.b))
+        products = matmul(queries.a.flatten(-3, -2), a.mT)  # [Q * S, b * T]
         if queries.one is not None:
-            products = products + queries.one.reshape(-1, 1).to(products.dtype)
-        products = products * matmul(queries.b.flatten(0, 1), samples.b[some].flatten(0, 1).T)
-        parts.append(products.reshape(count, there, -1, here).sum((1, 3)))
-    return torch.cat(parts, 1)
+            products.add_(queries.one.flatten(-2)[..., None])
+        products.mul_(matmul(queries.b.flatten(-3, -2), b.mT))
+        parts.append(products.view(*stack, count, there, -1, here).sum((-3, -1)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def own_kernel(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
@@ -308,11 +347,13 @@ def compared_part(part: Part, roots: Roots) -> Part:
     return Part(part.name, inputs, part.outputs if root_b is None else len(root_b.weight))
 
 
-def gram(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
-    """The kernel of every sample of a batch with every other, [B, B]: whitened once, compared with
-    itself.
+def gram(stack: Stack, scale: Scale, roots: Mapping[str, Roots]) -> Tensor:
+    """The kernel of every sample of a batch with every other, [B, B], summed over the parts of a
+    stack: whitened once, compared with itself.
     """
-    path = choose(part, factors.b.shape[1], len(factors.b))
+    part, count, b = stack.parts[0], len(stack.parts), stack.factors.b
+    path = choose(part, b.shape[1], len(b) // count)
+    white = [whitened(one, factors, roots[one.name]) for one, factors in stack.each()]
     bare = Part(part.name, part.inputs and part.columns, part.outputs)  # the one is inside a now
-    side = plain_side(bare, whitened(part, factors, roots), scale, path)
+    side = plain_side(bare, joined(white), scale, path).split(count)
     return compare(side, side)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError
-from ..layers.kinds import Factors, Part
+from ..layers.kinds import Part
 from .kernel import Root, Roots, scaled
-from .triangular import add_gram, inverse_lower, matmul, symmetric
+from .together import Stack
+from .triangular import add_grams, inverse_lower, matmul, symmetric
 
 
 class Moments:
@@ -36,37 +37,46 @@ class Moments:
             shape = (part.outputs,) if part.diagonal else (part.outputs, part.outputs)
             self.sums[f"{part.name}/b"] = torch.zeros(shape, device=device, dtype=dtype)
 
-    def add_inputs(self, part: Part, factors: Factors, scale: Tensor | None) -> None:
-        """Add a batch of inputs a, multiplied by their normalising weights [B, 1] or [B, T]; None
-        is one.
+    def add_inputs(self, stack: Stack, scale: Tensor | None) -> None:
+        """Add a batch of inputs a, multiplied by their normalising weights [U * B, 1] or
+        [U * B, T]; None is one.
         """
-        a = factors.a
+        a = stack.factors.a
         if a is None:
             return
-        total = self.sums[f"{part.name}/a"]
-        weighted = scaled(a, scale).flatten(0, 1)  # [B * T, p]
+        totals = [self.sums[f"{part.name}/a"] for part in stack.parts]
+        part, count = stack.parts[0], stack.different
+        weighted = scaled(a, scale).reshape(count, -1, part.inputs)  # [U, B * T, p]
+        if not part.one:
+            add_grams(totals, weighted, stack.inputs)
+            return
         inner = slice(0, part.inputs)
-        add_gram(total[inner, inner], weighted)
-        if part.one:
-            # the normalised one of every position, rounded as the inputs are: a matrix of which one
-            # part is more precise than another is no Gram matrix, and has negative eigenvalues
-            ones = weighted.new_ones(1, 1) if scale is None else scale.to(weighted.dtype)
-            column = ones.expand(a.shape[:2]).reshape(-1, 1)  # [B * T, 1]
-            total[-1, inner] += matmul(weighted.T, column)[:, 0]
-            total[-1, -1] += (column.to(total.dtype) ** 2).sum()
+        add_grams([total[inner, inner] for total in totals], weighted, stack.inputs)
+        # the normalised one of every position, rounded as the inputs are: a matrix of which one
+        # part is more precise than another is no Gram matrix, and has negative eigenvalues
+        ones = weighted.new_ones(1, 1) if scale is None else scale.to(weighted.dtype)
+        column = ones.expand(a.shape[:2]).reshape(count, -1, 1)  # [U, B * T, 1]
+        sums = matmul(weighted.mT, column)[..., 0]
+        squares = (column.to(sums.dtype) ** 2).sum((1, 2))
+        rows = torch.cat([sums, squares[:, None]], 1)  # [U, p + 1]
+        torch._foreach_add_(
+            [total[-1] for total in totals], [rows[place] for place in stack.inputs]
+        )
 
-    def add_outputs(self, part: Part, factors: Factors, scale: Tensor | None) -> None:
+    def add_outputs(self, stack: Stack, scale: Tensor | None) -> None:
         """Add a batch of output gradients b, multiplied by their normalising weights, and count its
         positions.
         """
-        b = factors.b
-        self.counts[part.name] += b.shape[0] * b.shape[1]
-        total = self.sums[f"{part.name}/b"]
-        weighted = scaled(b, scale).flatten(0, 1)  # [B * T, q]
+        b, part, count = stack.factors.b, stack.parts[0], len(stack.parts)
+        for one in stack.parts:
+            self.counts[one.name] += b.shape[0] // count * b.shape[1]
+        totals = [self.sums[f"{one.name}/b"] for one in stack.parts]
+        weighted = scaled(b, scale).reshape(count, -1, part.outputs)  # [L, B * T, q]
         if part.diagonal:
-            total += (weighted.to(total.dtype) ** 2).sum(0)
+            squares = weighted.to(totals[0].dtype) ** 2
+            torch._foreach_add_(totals, list(squares.sum(1).unbind()))
         else:
-            add_gram(total, weighted)
+            add_grams(totals, weighted, range(count))
 
     def matrix(self, name: str, side: Literal["a", "b"]) -> Tensor:
         """The second moment of one side of a part: a symmetric matrix, or a vector where it is

@@ -250,10 +250,12 @@ class Probe:
             weight = weight.reshape(-1, *[1] * (output.ndim - 1))
             return 2 * weight * (output - process.target(x, sigma, noise))
 
+        # autocast is for the network; the kernel chooses for itself
+        exact = torch.autocast(x.device.type, enabled=False)
+
         def cast(part: Part, factors: Factors) -> None:
             a, b = factors
-            # autocast is for the network; the kernel chooses for itself
-            with torch.autocast(x.device.type, enabled=False):
+            with exact:
                 consume(part, Factors(None if a is None else a.to(dtype), b.to(dtype)))
 
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
@@ -354,16 +356,14 @@ class Health:
     every layer.
     """
 
-    def __init__(self, count: int, device: torch.device) -> None:
-        self._total = torch.zeros(count, device=device)
+    def __init__(self) -> None:
+        self._sums: list[Tensor] = []  # in which NaN and infinity stay
 
     def add(self, factors: Factors) -> None:
         """Look at the factors of one part."""
-        for factor in factors:
-            if factor is not None:
-                self._total += factor.flatten(1).sum(1).float() * 0  # NaN and infinity stay
+        self._sums += [factor.sum((1, 2)) for factor in factors if factor is not None]
 
     def check(self, complain: Callable[[], None]) -> None:
         """Complain if anything was not finite."""
-        if not bool(torch.isfinite(self._total).all()):
+        if self._sums and not bool(torch.isfinite(torch.cat(self._sums)).all()):
             complain()

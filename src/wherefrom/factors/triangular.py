@@ -7,7 +7,7 @@ work of the full product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,18 @@ def add_gram(total: Tensor, x: Tensor) -> None:
             part.addmm_(x[:, rows].T, x[:, columns])
         else:
             part += matmul(x[:, rows].T, x[:, columns])
+
+
+def add_grams(totals: Sequence[Tensor], x: Tensor, which: Sequence[int]) -> None:
+    """`add_gram` of several totals of one size, of which each takes one of the x [m, n, p]."""
+    if len(totals) == 1:
+        add_gram(totals[0], x[0])
+        return
+    for rows, columns in _panels(totals[0]):
+        products = matmul(x[..., rows].mT, x[..., columns]).unbind()
+        torch._foreach_add_(
+            [total[rows, columns] for total in totals], [products[place] for place in which]
+        )
 
 
 def symmetric(total: Tensor) -> Tensor:
@@ -82,7 +94,11 @@ def _panels(lower: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y, accumulated and returned in float32 also where x and y are bf16."""
+    """x @ y, or those of two stacks, accumulated and returned in float32 also where x and y are
+    bf16.
+    """
+    if x.ndim == 3:
+        return _matmuls(x, y)
     if x.dtype in (torch.bfloat16, torch.float16):
         if x.is_cuda:
             return torch.mm(x, y, out_dtype=torch.float32)
@@ -96,3 +112,13 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     left = x[:, :whole].unflatten(1, (pieces, _PIECE)).transpose(0, 1)  # [pieces, n, _PIECE]
     right = y[:whole].unflatten(0, (pieces, _PIECE))  # [pieces, _PIECE, m]
     return torch.bmm(left, right).sum(0) + x[:, whole:] @ y[whole:]
+
+
+def _matmuls(x: Tensor, y: Tensor) -> Tensor:
+    if len(x) == 1:
+        return matmul(x[0], y[0])[None]
+    if x.dtype in (torch.bfloat16, torch.float16):
+        if x.is_cuda:
+            return torch.bmm(x, y, out_dtype=torch.float32)
+        return torch.bmm(x.float(), y.float())
+    return torch.bmm(x, y)

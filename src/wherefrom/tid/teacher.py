@@ -27,9 +27,11 @@ from ..errors import say
 from ..factors.curvature import Curvature, CurvatureKind
 from ..factors.kernel import (
     Normalize,
+    Path,
     Side,
     choose,
     compare,
+    compared_bytes,
     gram,
     own_kernel,
     plain_side,
@@ -38,6 +40,7 @@ from ..factors.kernel import (
 )
 from ..factors.needs import check_query
 from ..factors.probe import Health, Precision, Probe, Target
+from ..factors.together import Stack, Together
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
 from ..running.modes import outside_inference
@@ -194,11 +197,15 @@ class TID(Attributor):
         dtype = torch.promote_types(self.probe.dtype, torch.float32)
         kernel = torch.zeros(len(x), len(x), device=x.device, dtype=dtype)
 
-        def consume(part: Part, factors: Factors) -> None:
-            scale = weights(part, factors, normalize)
-            kernel.add_(gram(part, factors, scale, roots[part.name]))
+        def consume(stack: Stack) -> None:
+            scale = weights(stack.parts[0], stack.factors, normalize)
+            kernel.add_(gram(stack, scale, roots))
 
-        outcome = self.probe.at(x, cond, draw.sigma, draw.noise, consume, tapped=tapped)
+        def makes(part: Part, b: Tensor) -> int:
+            return compared_bytes(part, b, len(b), choose(part, b.shape[1], len(b)))
+
+        with Together(consume, makes) as together:
+            outcome = self.probe.at(x, cond, draw.sigma, draw.noise, together, tapped=tapped)
         own = kernel.diagonal()
         return squared(kernel, self.settings.similarity, own, own), outcome.streams
 
@@ -270,7 +277,7 @@ class TID(Attributor):
         """
         sides: dict[str, Side] = {}
         mine = torch.zeros(len(x), device=x.device, dtype=torch.float64)
-        roots, health = self.curvature.roots, Health(len(x), x.device)
+        roots, health = self.curvature.roots, Health()
 
         def consume(part: Part, factors: Factors) -> None:
             health.add(factors)
@@ -322,18 +329,30 @@ class TID(Attributor):
         alone = torch.zeros(len(x), device=x.device, dtype=torch.float64)
         asked = own or correction == "leverage"
 
-        def consume(part: Part, factors: Factors) -> None:
+        def consume(stack: Stack) -> None:
             nonlocal total
-            scale = weights(part, factors, self.settings.normalize)
+            scale = weights(stack.parts[0], stack.factors, self.settings.normalize)
             if asked:
-                alone.add_(own_kernel(part, factors, scale, curvature.roots[part.name]))
-            if part.name not in sides:
-                return  # no gradient of a query reaches it
-            side = sides[part.name]
-            found = compare(side, plain_side(part, factors, scale, side.path))
+                for part, factors, *own in stack.each(*scale):
+                    roots = curvature.roots[part.name]
+                    alone.add_(own_kernel(part, factors, (own[0], own[1]), roots))
+            if path(stack.parts[0]) is None:
+                return
+            side = Side.stacked([sides[part.name] for part in stack.parts])
+            plain = plain_side(stack.parts[0], stack.factors, scale, side.path)
+            found = compare(side, plain.split(len(stack.parts)))
             total = found if total is None else total.add_(found)
 
-        outcome = self.probe.run(x, cond, m, "train", indices, consume)
+        def path(part: Part) -> Path | None:
+            """None: no gradient of a query reaches it."""
+            return sides[part.name].path if part.name in sides else None
+
+        def makes(part: Part, b: Tensor) -> int:
+            way = path(part)
+            return 0 if way is None else compared_bytes(part, b, queries, way)
+
+        with Together(consume, makes, by=path) as together:
+            outcome = self.probe.run(x, cond, m, "train", indices, together)
         if total is None:  # no layer has gradients of both
             total = alone.new_zeros(queries, len(x))
         if correction is not None:
