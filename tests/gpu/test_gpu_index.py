@@ -32,7 +32,7 @@ def test_where_nothing_is_projected_the_scores_are_tids(
     device: torch.device, similarity: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32 to 1e-3; in bf16 the ranking is, at a rank correlation of .98."""
-    monkeypatch.setattr(sketching, "SIDE", 10**5)
+    monkeypatch.setattr(sketching, "side_of", lambda buckets: 10**5)
     tid = tid_of(device, similarity=similarity, precision="fp32")
     found, exact = tid.index(DATA, dim=WHOLE).scores(QUERIES), tid.scores(QUERIES, DATA)
     assert float((found - exact).abs().max() / exact.abs().max()) < 5e-3  # kept in float16

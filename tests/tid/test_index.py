@@ -37,7 +37,7 @@ def tid_of(scale: float = 0.2, count: int = 2, data: Any = DATA, **options: Any)
 @pytest.fixture
 def unprojected(monkeypatch: pytest.MonkeyPatch) -> None:
     """No layer is so wide that it would be projected."""
-    monkeypatch.setattr(sketching, "SIDE", 10**5)
+    monkeypatch.setattr(sketching, "side_of", lambda buckets: 10**5)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_the_product_of_two_halves_is_the_kernels_square_on_average(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the square of one half is larger, by its noise."""
-    monkeypatch.setattr(sketching, "SIDE", 6)
+    monkeypatch.setattr(sketching, "side_of", lambda buckets: 6)
     tid = tid_of(count=1, data=Noise(6))
     x, places = Noise(6).x, range(6)
     truth = tid.scores(x, Noise(6)).double()  # [6, 6]: one draw, so K^2

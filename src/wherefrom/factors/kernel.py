@@ -323,7 +323,8 @@ def _compare_pairs(queries: Side, samples: Side) -> Tensor:
 
 def own_kernel(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
     """The kernel of every sample with itself, [B]."""
-    return squared_length(compared(part, factors, scale, roots))
+    ready = compared(part, factors, scale, roots)
+    return squared_norm(summed_gradient(compared_part(part, roots), ready))
 
 
 def compared(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Factors:
@@ -332,11 +333,9 @@ def compared(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Factor
     return Factors(a, scaled(b, _joint(scale)))
 
 
-def squared_length(factors: Factors) -> Tensor:
-    """The squared norm of every sample's gradient, [B], in float32 or better."""
-    a, b = factors
-    gradient = b if a is None else torch.bmm(b.transpose(1, 2), a)
-    precise = torch.promote_types(b.dtype, torch.float32)
+def squared_norm(gradient: Tensor) -> Tensor:
+    """The squared norm of every sample's gradient [B, q, p], in float32 or better: [B]."""
+    precise = torch.promote_types(gradient.dtype, torch.float32)
     return torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=precise) ** 2
 
 

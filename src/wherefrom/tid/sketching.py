@@ -1,29 +1,72 @@
 """Sketches of the gradients that TID compares: a few thousand numbers whose inner products are its
 kernel on average.
 
-Every part's factors are whitened and normalised as for the kernel, and then projected; nothing of
-the size of the network is held. There are two sketches of equal size, independent of each other:
-the product of their inner products is the kernel's square on average, where the square of one would
-be too large by its own noise.
+Every part's factors are whitened and normalised as for the kernel, G = sum_t b_t a_t^T. A side that
+is wide is projected by random signs, one that is not has random signs of its own, S_b^T G S_a, and
+what is left is summed into buckets: entry (u, v) of a part goes into bucket offset + stride u + v.
+The stride shares no factor with their number, so that no two entries of one row or one column of a
+part ever meet; where two others do, they have independent signs. Nothing of the size of the network
+is held.
+
+There are two sketches of equal size, independent of each other: the product of their inner products
+is the kernel's square on average, where the square of one would be too large by its own noise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.items import Cond
+from ..diffusion.seeds import seed_of
 from ..errors import WherefromError, whole
 from ..factors.curvature import Curvature
-from ..factors.kernel import compared, compared_part, squared_length, weights
+from ..factors.kernel import compared, compared_part, squared_norm, summed_gradient, weights
 from ..factors.probe import Role
-from ..factors.sketch import Sketch, sketch_width
 from ..layers.kinds import Factors, Part
 
-SIDE = 96  # columns of the projections of a layer, in each of the two sketches
+_HALVES = 2
+
+
+class Layout(NamedTuple):
+    """Where the entries of one part go."""
+
+    inputs: int  # columns that are left of its inputs; 0: a vector part
+    outputs: int  # rows that are left of its output gradients
+    stride: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Buckets from the first to the last entry, before they wrap around."""
+        return self.outputs * self.stride
+
+
+def side_of(buckets: int) -> int:
+    """The width to which a side is projected: every part leaves about four numbers a bucket, so
+    that projecting costs less accuracy than summing does.
+    """
+    return max(16, 2 * math.isqrt(buckets))
+
+
+def laid_out(parts: Sequence[Part], buckets: int) -> dict[str, Layout]:
+    """The entries of all parts, one part after the other."""
+    found, offset, side = dict[str, Layout](), 0, side_of(buckets)
+    for part in parts:
+        inputs, outputs = min(part.inputs, side), part.outputs
+        if part.inputs:
+            outputs = min(outputs, side)
+        stride = max(1, inputs)
+        while math.gcd(stride, buckets) > 1:
+            stride += 1
+        found[part.name] = Layout(inputs, outputs, stride, offset)
+        offset += found[part.name].size
+    return found
 
 
 class Sketcher:
@@ -37,26 +80,29 @@ class Sketcher:
 
     def __init__(self, curvature: Curvature, dim: int, seed: int) -> None:
         self._curvature, self._probe = curvature, curvature.probe
-        roots = curvature.roots
+        self.seed, roots = whole("seed", seed), curvature.roots
         parts = [compared_part(part, roots[part.name]) for part in self._probe.parts]
-        half = whole("dim", dim) // 2
-        if half < 1:
+        self._buckets = whole("dim", dim) // _HALVES
+        if self._buckets < 1:
             raise WherefromError(f"dim is {dim}: an index needs at least 2 numbers a draw")
-        half = min(half, sketch_width(parts, SIDE))
-        self.dim = 2 * half
-        self._halves = [Sketch(parts, half, 2 * whole("seed", seed) + n, SIDE) for n in range(2)]
+        self._layouts = laid_out(parts, self._buckets)
+        # where there is room for all of them, no two entries meet
+        self._buckets = min(self._buckets, sum(one.size for one in self._layouts.values()))
+        self.dim, self.side = _HALVES * self._buckets, side_of(whole("dim", dim) // _HALVES)
         self._parts = {part.name: part for part in parts}
+        self._signs: dict[tuple[str, torch.device], Tensor] = {}
 
     @property
     def about(self) -> dict[str, Any]:
         """The projections in words and numbers."""
-        first = self._halves[0].about
-        return {**first, "projection": f"two halves: {first['projection']}", "dim": self.dim}
+        how = "two halves: random signs on both sides of a layer, then buckets"
+        return {"projection": how, "dim": self.dim, "side": self.side, "seed": self.seed}
 
     @property
     def image_bytes(self) -> int:
-        """Bytes that one more image in a batch takes beside its factors."""
-        return 3 * 4 * sum(half.width for half in self._halves)
+        """Bytes that one more image in a batch takes beside its factors and one gradient."""
+        most = max(one.size for one in self._layouts.values())
+        return 4 * _HALVES * (3 * most + 2 * self._buckets)
 
     def sketched(
         self, x: Tensor, cond: Cond, m: int, role: Role, places: Sequence[int]
@@ -65,18 +111,66 @@ class Sketcher:
         outputs [B] (RQ4).
         """
         curvature = self._curvature
-        totals = [half.new(len(x), x.device) for half in self._halves]
+        total = torch.zeros(len(x), _HALVES, self._buckets, device=x.device)
         own = torch.zeros(len(x), device=x.device, dtype=torch.float64)
 
         def consume(part: Part, factors: Factors) -> None:
             scale = weights(part, factors, curvature.normalize)
             ready = compared(part, factors, scale, curvature.roots[part.name])
-            own.add_(squared_length(ready))
-            for half, total in zip(self._halves, totals, strict=True):
-                half.add(total, self._parts[part.name], ready)
+            bare = self._parts[part.name]
+            gradient = summed_gradient(bare, ready)  # [B, q, p]
+            own.add_(squared_norm(gradient))
+            self._add(total, bare, ready, gradient)
 
         outcome = self._probe.run(x, cond, m, role, places, consume)
         if not bool(torch.isfinite(own).all()):
             self._probe.diagnose(x, cond, [m], role, places)
-        folded = [half.fold(total) for half, total in zip(self._halves, totals, strict=True)]
-        return torch.cat(folded, 1), own, outcome.residual()
+        return total.flatten(1), own, outcome.residual()
+
+    def _add(self, total: Tensor, part: Part, factors: Factors, gradient: Tensor) -> None:
+        """Add the gradients of one part to total [B, 2, buckets]."""
+        layout = self._layouts[part.name]
+        a, b = factors
+        rows = self._signs_of(f"{part.name}/b", part.outputs, layout.outputs, b)
+        if a is None:  # [B, q, 1]: a vector
+            left = gradient[:, None, :, :] * rows[..., None]
+        else:
+            columns = self._signs_of(f"{part.name}/a", part.inputs, layout.inputs, a)
+            wide = [one.ndim == 3 for one in (rows, columns)]
+            if any(wide):
+                b, a = (_projected(one, signs) for one, signs in ((b, rows), (a, columns)))
+                left = torch.matmul(b.mT, a)  # [2, B, q', p']
+                left = left.transpose(0, 1)
+            else:
+                left = gradient[:, None] * (rows[:, :, None] * columns[:, None, :])
+        self._fold(total, left, layout)
+
+    def _fold(self, total: Tensor, left: Tensor, layout: Layout) -> None:
+        """Sum what is left of a part, [B, 2, q', p'], into its buckets."""
+        buckets = self._buckets
+        flat = F.pad(left, (0, layout.stride - left.shape[3])).flatten(2)  # [B, 2, q' * stride]
+        first = layout.offset % buckets
+        filled = F.pad(flat, (first, -(first + flat.shape[2]) % buckets))
+        total += filled.unflatten(2, (-1, buckets)).sum(2, dtype=total.dtype)
+
+    def _signs_of(self, name: str, width: int, kept: int, like: Tensor) -> Tensor:
+        """Of one side of a part, for both halves: random signs [2, width] where all of it is kept,
+        and a projection [2, width, kept] where it is not.
+        """
+        key = (name, like.device)
+        if key not in self._signs:
+            shape = (width,) if kept == width else (width, kept)
+            made = []
+            for half in range(_HALVES):
+                generator = torch.Generator().manual_seed(seed_of(self.seed, f"index {name}", half))
+                signs = torch.randint(2, shape, generator=generator) * 2 - 1
+                made.append(signs.to(like.dtype) if kept == width else signs * kept**-0.5)
+            self._signs[key] = torch.stack(made).to(like)
+        return self._signs[key]
+
+
+def _projected(x: Tensor, signs: Tensor) -> Tensor:
+    """Factors x [B, T, p] under the signs of both halves: [2, B, T, p']."""
+    if signs.ndim == 2:
+        return x * signs[:, None, None, :]
+    return (x @ torch.cat(list(signs), 1)).unflatten(-1, (_HALVES, -1)).movedim(-2, 0)
