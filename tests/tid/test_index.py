@@ -435,6 +435,19 @@ def test_a_curvature_of_weights_that_have_changed_is_refused(tid: wherefrom.TID)
             work()
 
 
+def test_a_tid_that_was_fitted_again_to_other_images_is_refused() -> None:
+    tid = tid_of()
+    index = tid.index(DATA, dim=16)
+    before = index.scores(QUERIES)
+    tid.fit(DATA)
+    assert torch.equal(index.scores(QUERIES), before)
+    tid.fit(Noise(12))
+    for work in (lambda: index.search(QUERIES), lambda: index.append(QUERIES)):
+        with pytest.raises(wherefrom.WherefromError, match="was fitted again"):
+            work()
+    assert len(index) == 30
+
+
 def test_an_image_whose_gradient_is_none_is_named(tid: wherefrom.TID) -> None:
     class Broken(Noise):
         def __getitem__(self, index: int) -> Any:

@@ -78,7 +78,7 @@ class Index(Collection):
         exact = Exact(store, partial(Vectors.dot_halves, lengths=lengths))
         super().__init__(store, exact, tid.denoiser, tid.draws)
         self.tid, self.together = tid, store.batch_size
-        self._sketcher = sketcher
+        self._sketcher, self._fitted = sketcher, tid.curvature.fitted
         self._dataset: Dataset | None = None  # where it is at hand
 
     @classmethod
@@ -155,6 +155,11 @@ class Index(Collection):
 
     def check_unchanged(self) -> None:
         self.tid.curvature.check_unchanged()
+        if self.tid.curvature.fitted != self._fitted:
+            raise WherefromError(
+                "the TID of this index was fitted again, to other images: open the index for a TID "
+                "of the curvature that it was made with"
+            )
 
     @outside_inference
     def item_vectors(self, x: Tensor, cond: Cond, places: Sequence[int]) -> Made:
