@@ -89,6 +89,23 @@ def test_an_angle_does_not_depend_on_the_size_of_gradients() -> None:
     assert torch.allclose(*scores, rtol=1e-3)
 
 
+@pytest.mark.parametrize("places", [[0, 5, 2], [0, 0, 2], [4, 1], [7]], ids=str)
+def test_items_are_scored_in_whatever_order_their_places_have(places: list[int]) -> None:
+    exact = tid_of().fit(DATA).scores(QUERIES, DATA)
+    tid = tid_of().fit(DATA)
+    assert torch.allclose(tid.scores_of(QUERIES, DATA, places), exact[:, places], rtol=1e-4)
+    # and what was noted of them meanwhile is right
+    assert torch.allclose(tid.scores(QUERIES, DATA), exact, rtol=1e-4)
+
+
+def test_places_that_are_none_are_refused() -> None:
+    tid = tid_of().fit(DATA)
+    wrong: list[Any] = [[], [12], [-1], ["a"], [1.0], [True]]
+    for places in wrong:
+        with pytest.raises(wherefrom.WherefromError, match="place"):
+            tid.scores_of(QUERIES, DATA, places)
+
+
 def test_pairwise_has_the_angle_of_every_pair() -> None:
     tid = tid_of().fit(DATA)
     for m in range(2):

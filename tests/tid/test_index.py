@@ -192,6 +192,70 @@ def test_the_self_kernels_that_it_finds_serve_exact_scores(
     assert close(exact, tid_of(similarity="relative").scores(QUERIES, DATA))
 
 
+@pytest.mark.usefixtures("unprojected")
+@pytest.mark.parametrize("correction", ["residual", "leverage"])
+def test_a_correction_too_large_for_float16_keeps_the_scores(correction: str) -> None:
+    class Loud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+
+        def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+            return 1e5 * self.last(torch.tanh(self.first(x)))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        denoiser = wherefrom.Denoiser(Loud(), EDM)
+    draws = wherefrom.Draws(EDM, (1, 8, 8), count=2)
+    tid = wherefrom.TID(denoiser, draws, correction=correction).fit(DATA)  # type: ignore[arg-type]
+    assert close(tid.index(DATA, dim=WHOLE).scores(QUERIES), tid.scores(QUERIES, DATA), 2e-3)
+
+
+def test_scores_that_no_float_can_hold_are_refused_as_by_tid() -> None:
+    class Loud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = nn.Conv2d(1, 1, 3, padding=1)
+
+        def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+            return 1e10 * self.only(x)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        denoiser = wherefrom.Denoiser(Loud(), EDM)
+    draws = wherefrom.Draws(EDM, (1, 8, 8), count=1)
+    tid = wherefrom.TID(denoiser, draws, normalize="none", curvature="identity").fit(DATA)
+    index = tid.index(DATA, dim=16)
+    for work in (lambda: tid.scores(QUERIES, DATA), lambda: index.search(QUERIES)):
+        with pytest.raises(wherefrom.WherefromError, match="a score became infinite"):
+            work()
+
+
+@pytest.mark.parametrize("mode", ["inference", "autocast"])
+def test_torchs_modes_around_it_change_nothing(tid: wherefrom.TID, mode: str) -> None:
+    def inside() -> Any:
+        if mode == "inference":
+            return torch.inference_mode()
+        return torch.autocast("cpu", torch.bfloat16)
+
+    plain = tid.index(DATA, dim=64)
+    plain.append(QUERIES)
+    with inside():
+        index = tid.index(DATA, dim=64)
+        index.append(QUERIES)
+        scores = index.scores(QUERIES)
+    assert torch.equal(index.vectors(index.ids), plain.vectors(plain.ids))
+    assert torch.equal(scores, plain.scores(QUERIES))
+
+
+def test_an_image_without_a_place_has_no_draws_of_its_own() -> None:
+    tid = tid_of(aligned=False)
+    index = tid.index(DATA, dim=16)
+    with pytest.raises(wherefrom.WherefromError, match="aligned=False"):
+        index.append(QUERIES)
+    assert len(index) == 30
+
+
 # --- the second look ------------------------------------------------------------------------------
 
 
@@ -247,6 +311,10 @@ def test_a_look_that_cannot_be_taken_is_refused_before_the_work(tid: wherefrom.T
     for how, why in (
         ({"exact": 0.1}, "needs the images"),
         ({"dataset": DATA}, "say with exact=0.02"),
+        ({"tid": tid}, "a TID is for the second look alone"),
+        ({"exact": 0.1, "dataset": DATA, "tid": tid.denoiser}, "a fitted TID, not Denoiser"),
+        ({"exact": 0.1, "dataset": DATA, "tid": wherefrom.TID}, "a fitted TID, not TID"),
+        ({"exact": 0.1, "dataset": DATA, "tid": False}, "a fitted TID, not bool"),
         ({"exact": 1.5, "dataset": DATA}, "at most 1, not 1.5"),
         ({"exact": 0, "dataset": DATA}, "exact must be"),
         ({"exact": 0.1, "dataset": Noise(31)}, "has 31 items"),
@@ -255,6 +323,37 @@ def test_a_look_that_cannot_be_taken_is_refused_before_the_work(tid: wherefrom.T
     ):
         with pytest.raises(wherefrom.WherefromError, match=why):
             index.search(QUERIES, **how)  # type: ignore[arg-type]
+
+
+def test_items_appended_before_they_were_noted_are_refused_by_name(tmp_path: Path) -> None:
+    tid = tid_of()
+    index = tid.index(Noise(20), tmp_path, dim=16)
+    index.append(QUERIES)
+    index.store._commit(index.store._items._replace(appended=()))  # as it was kept before
+    opened = wherefrom.Index.open(tmp_path, tid)
+    assert opened.search(QUERIES, top_k=1).indices.shape == (4, 1)
+    together: Any = ConcatDataset([Noise(20), QUERIES])  # type: ignore[list-item]
+    with pytest.raises(wherefrom.WherefromError, match="by an earlier wherefrom"):
+        opened.search(QUERIES, exact=0.5, dataset=together)
+
+
+def test_a_recall_that_cannot_be_measured_is_refused(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=16)
+    for how in ({"top": 1.5}, {"within": 2}, {"top": 0}):
+        with pytest.raises(wherefrom.WherefromError, match="must be above 0 and at most 1"):
+            index.recall(QUERIES, **how)  # type: ignore[arg-type]
+    index.delete(index.ids)
+    with pytest.raises(wherefrom.WherefromError, match="was deleted"):
+        index.recall(QUERIES)
+
+
+def test_ids_that_are_none_are_refused(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=16)
+    wrong: list[Any] = [5, None, ["a"], [2**70], [[1, 2], [3]]]
+    for ids in wrong:
+        with pytest.raises(wherefrom.WherefromError, match="ids are a list of whole numbers"):
+            index.delete(ids)
+    assert len(index) == 30
 
 
 def test_a_bank_takes_a_second_look_by_its_teacher(tmp_path: Path) -> None:
@@ -292,6 +391,14 @@ def test_a_trace_finds_what_a_search_for_the_finished_image_finds(tid: wherefrom
         index.trace(tid.denoiser, aligned=False)
 
 
+def test_a_trace_that_never_settles_looks_at_what_was_made(tid: wherefrom.TID) -> None:
+    index = tid.index(DATA, dim=64)
+    noise = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with index.trace(tid.denoiser, top_k=3) as trace:  # one step, from all noise to none
+        made = wherefrom.sample(tid.denoiser, noise, steps=1)
+    assert torch.equal(trace.hits.indices, index.search(made, top_k=3).indices)
+
+
 # --- on disk --------------------------------------------------------------------------------------
 
 
@@ -326,6 +433,19 @@ def test_a_curvature_of_weights_that_have_changed_is_refused(tid: wherefrom.TID)
     ):
         with pytest.raises(wherefrom.WherefromError, match="changed"):
             work()
+
+
+def test_a_tid_that_was_fitted_again_to_other_images_is_refused() -> None:
+    tid = tid_of()
+    index = tid.index(DATA, dim=16)
+    before = index.scores(QUERIES)
+    tid.fit(DATA)
+    assert torch.equal(index.scores(QUERIES), before)
+    tid.fit(Noise(12))
+    for work in (lambda: index.search(QUERIES), lambda: index.append(QUERIES)):
+        with pytest.raises(wherefrom.WherefromError, match="was fitted again"):
+            work()
+    assert len(index) == 30
 
 
 def test_an_image_whose_gradient_is_none_is_named(tid: wherefrom.TID) -> None:

@@ -165,7 +165,7 @@ class Collection(ABC):
         here = self.as_it_is()
         chosen = here.exact.chosen_draws(draws)
         check_top_k(top_k, len(here))  # before anything is embedded
-        look = check_look(here, exact, dataset, tid or self.judge)
+        look = check_look(here, exact, dataset, tid)
         count = top_k if look is None else max(top_k, look.candidates)
         parts, first = [], 0
         for vectors in here.embedded(queries, chosen):

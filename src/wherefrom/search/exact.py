@@ -105,6 +105,11 @@ class Exact:
                     if alive is not None:
                         kept = alive[ids]
                         ids, scores = ids[kept], scores[:, kept]
+                    if not bool(torch.isfinite(scores).all()):
+                        raise WherefromError(
+                            "a score became infinite: the numbers compared are too large for their "
+                            "squares; choose another normalize, or raise damping"
+                        )
                     if len(ids):
                         yield ids, scores
                     progress.update(some.count)

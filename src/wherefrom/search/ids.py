@@ -59,7 +59,12 @@ class Items(NamedTuple):
 
 def whole_ids(ids: Tensor | Iterable[int]) -> Tensor:
     """Ids as [n] int64."""
-    wanted = torch.as_tensor(ids if isinstance(ids, Tensor) else list(ids)).flatten().cpu()
+    try:
+        wanted = torch.as_tensor(ids if isinstance(ids, Tensor) else list(ids)).flatten().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WherefromError(
+            f"ids are a list of whole numbers, not {ids!r:.40}: `ids` lists those that are there"
+        ) from error
     if len(wanted) and (wanted.is_floating_point() or wanted.dtype == torch.bool):
         raise WherefromError(
             f"ids are whole numbers, not {wanted.dtype}: `ids` lists those that are there"

@@ -43,6 +43,11 @@ class Proposes(Protocol):
     store: VectorStore
     denoiser: Denoiser
 
+    @property
+    def judge(self) -> Settles | None:
+        """Who looks again where nobody else is named."""
+        ...
+
     def __len__(self) -> int: ...
 
 
@@ -57,26 +62,30 @@ class Look:
 
 
 def check_look(
-    found: Proposes, exact: float | None, dataset: Dataset | None, judge: Settles | None
+    found: Proposes, exact: float | None, dataset: Dataset | None, tid: Settles | None
 ) -> Look | None:
     """The look that is asked for, once it is clear that it can be taken; None: none is."""
     if exact is None:
-        if dataset is not None:
-            raise WherefromError(
-                "a data set is for the second look alone: say with exact=0.02 how much of it is "
-                "to be scored again"
-            )
+        for what, given in (("data set", dataset), ("TID", tid)):
+            if given is not None:
+                raise WherefromError(
+                    f"a {what} is for the second look alone: say with exact=0.02 how much of the "
+                    "items is to be scored again"
+                )
         return None
     share, kind = number("exact", exact, above=0), found.store.artefact.kind
     if share > 1:
         raise WherefromError(
             f"exact is the share of the items that are scored again, at most 1, not {share:g}"
         )
+    judge = found.judge if tid is None else tid
     if judge is None:
         raise WherefromError(
             f"this {kind} does not know the TID that taught its student: give the second look one "
             "with tid=..."
         )
+    if not hasattr(judge, "scores_of") or isinstance(judge, type):
+        raise WherefromError(f"the second look is taken by a fitted TID, not {_named(judge)}")
     if dataset is None:
         raise WherefromError(
             f"the second look needs the images that this {kind} is of: give dataset=..."
@@ -99,6 +108,11 @@ def check_items(store: VectorStore, dataset: Dataset) -> None:
             f"the data set has {length(dataset)} items, this {kind} was given {store.given}: the "
             "second look needs them all in order of their ids, those appended last"
         )
+    if sum(count for count, _ in store.sets) != store.given:
+        raise WherefromError(
+            f"items were appended to this {kind} by an earlier wherefrom, which did not note what "
+            "they are: build it anew for a second look"
+        )
     for part, (count, data) in zip(_parts(dataset, store), store.sets, strict=True):
         if data != data_fingerprint(part):
             raise WherefromError(
@@ -107,6 +121,10 @@ def check_items(store: VectorStore, dataset: Dataset) -> None:
                 "their ids, sets that were appended with torch's ConcatDataset"
             )
         first += count
+
+
+def _named(judge: object) -> str:
+    return judge.__name__ if isinstance(judge, type) else type(judge).__name__
 
 
 def _parts(dataset: Dataset, store: VectorStore) -> list[Dataset]:

@@ -81,11 +81,17 @@ class Trace:
         self._here: list[Tensor] = []  # cosines [B, N] of the evaluations at the current level
         self._nearest = 0  # the bank's draw of about that level
         self._total: Tensor | None = None  # the sum over levels
+        self._estimate: tuple[Tensor, Cond] | None = None  # of the image, not settled yet
         self._hits: Attribution | None = None
 
     @property
     def hits(self) -> Attribution:
         """The most and the least influential training items of the generated images."""
+        if self._hits is None and self._sigma is not None:
+            raise WherefromError(
+                "no image was finished inside this trace: generate to the end within the "
+                "with-block, and look at hits when it is over"
+            )
         if self._hits is None:
             raise WherefromError(
                 "nothing was generated inside this trace: generate within the with-block, and "
@@ -112,7 +118,7 @@ class Trace:
 
         with listening(taps), self._denoiser.watched(watcher):
             yield
-            self._over()
+        self._over()
 
     @contextmanager
     def generating(self, pipe: Any) -> Iterator[None]:
@@ -120,14 +126,15 @@ class Trace:
         with following(pipe, self._denoiser, self._shape, self._generated) as followed:
             yield
         made = followed.finished
-        if self._aligned and made is not None and not followed.whole:
-            say(
-                "the generation ended before the scheduler's last step, and what it made still has "
-                "noise: the hits are of its states alone, as with aligned=False"
-            )
-        elif self._aligned and made is not None:
+        if self._aligned and made is not None and followed.whole:
             self._hits = self._found(made.latents, made.cond)
         self._over()
+        if self._aligned and made is not None and not followed.whole:
+            of_states = "the hits are of its states alone, as with aligned=False"
+            say(
+                "the generation ended before the scheduler's last step, and what it made still has "
+                f"noise: {'there are no hits' if self._hits is None else of_states}"
+            )
 
     def _generated(self, evaluation: Evaluation) -> None:
         self._seen(*evaluation)
@@ -143,9 +150,10 @@ class Trace:
                 "a trace follows wherefrom.sample, where all images have one sigma at a time"
             )
         noise_level = self._seen(sigma, cond, streams)
-        if self._aligned and self._hits is None and noise_level <= SETTLED:
-            estimate = self._denoiser.process.clean(output, x_sigma, sigma)
-            self._hits = self._found(estimate, cond)
+        if self._aligned and self._hits is None:
+            self._estimate = self._denoiser.process.clean(output, x_sigma, sigma), cond
+            if noise_level <= SETTLED:
+                self._hits = self._found(*self._estimate)
 
     def _found(self, x: Tensor, cond: Cond) -> Attribution:
         """Of images, at the bank's own draws."""
@@ -180,6 +188,9 @@ class Trace:
         if self._hits is None and self._total is not None:
             draws = [draw for step in self.by_step for draw in step.hits.about[_DRAWS]]
             self._hits = self._ranked(self._total / len(self.by_step), draws)
+        elif self._hits is None and self._estimate is not None:
+            # of states that say nothing, the last estimate: where the sampler's last step leads
+            self._hits = self._found(*self._estimate)
 
     def _close_level(self) -> None:
         """The evaluations at one level are over: Heun has two at most."""

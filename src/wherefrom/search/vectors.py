@@ -104,12 +104,14 @@ class Vectors:
 def _product(queries: Tensor, values: Tensor) -> Tensor:
     """queries [Q, D] times values [n, D], in the queries' type and summed in float32: [Q, n]."""
     values = values.to(queries.dtype)
-    if queries.dtype == torch.float16:
-        return torch.mm(queries, values.T, out_dtype=torch.float32)
-    return queries @ values.T
+    with torch.autocast(queries.device.type, enabled=False):  # the caller's, meant for networks
+        if queries.dtype == torch.float16:
+            return torch.mm(queries, values.T, out_dtype=torch.float32)
+        return queries @ values.T
 
 
 def join(parts: Sequence[Vectors]) -> Vectors:
     """The items of one part after the other's."""
     named = [part.tensors() for part in parts]
-    return Vectors(**{name: torch.cat([one[name] for one in named], 1) for name in named[0]})
+    with torch.autocast("cpu", enabled=False):  # the caller's, which would change types
+        return Vectors(**{name: torch.cat([one[name] for one in named], 1) for name in named[0]})

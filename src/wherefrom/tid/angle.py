@@ -42,8 +42,8 @@ def _divided(tau: Tensor, by: Tensor) -> Tensor:
 
 def _rows(places: Sequence[int]) -> slice | list[int]:
     """Places as rows of a tensor: a slice where they are in a row, which needs no copy."""
-    first, last = places[0], places[-1]
-    return slice(first, last + 1) if last - first + 1 == len(places) else list(places)
+    row = range(places[0], places[-1] + 1)
+    return slice(row.start, row.stop) if list(places) == list(row) else list(places)
 
 
 def _writable(place: Path) -> bool:

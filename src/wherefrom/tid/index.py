@@ -78,7 +78,7 @@ class Index(Collection):
         exact = Exact(store, partial(Vectors.dot_halves, lengths=lengths))
         super().__init__(store, exact, tid.denoiser, tid.draws)
         self.tid, self.together = tid, store.batch_size
-        self._sketcher = sketcher
+        self._sketcher, self._fitted = sketcher, tid.curvature.fitted
         self._dataset: Dataset | None = None  # where it is at hand
 
     @classmethod
@@ -155,9 +155,20 @@ class Index(Collection):
 
     def check_unchanged(self) -> None:
         self.tid.curvature.check_unchanged()
+        if self.tid.curvature.fitted != self._fitted:
+            raise WherefromError(
+                "the TID of this index was fitted again, to other images: open the index for a TID "
+                "of the curvature that it was made with"
+            )
 
+    @outside_inference
     def item_vectors(self, x: Tensor, cond: Cond, places: Sequence[int]) -> Made:
         self.check_unchanged()
+        if not self.tid.probe.aligned:
+            raise WherefromError(
+                "with aligned=False an image's draws are those of its place in the data set, which "
+                "an image that is appended has not got: build an index of all of them"
+            )
         with self.denoiser.frozen():
             return _sketched(self.tid, self._sketcher, x, cond, places)
 
@@ -215,7 +226,11 @@ class Index(Collection):
         if dataset is None:
             raise WherefromError("recall is measured on the images themselves: give dataset=...")
         check_items(here.store, dataset)
-        top, within = number("top", top, above=0), number("within", within, above=0)
+        top, within = (
+            number(name, share, above=0, most=1)
+            for name, share in (("top", top), ("within", within))
+        )
+        here.exact.chosen_draws(None)  # refuses one that has no items left
         ids = here.ids
         if len(ids) > whole("sample", sample, 1):
             generator = torch.Generator().manual_seed(_SEED)
@@ -238,7 +253,9 @@ def _sketched(
     places: Sequence[int],
     own: SelfKernels | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sketches of training images [B, M, dim], divided by the gradients' exact lengths [B, M]."""
+    """Sketches of training images [B, M, dim], divided by the gradients' exact lengths; and these
+    [B, M], times the correction.
+    """
     x, cond = tid.probe.move(x, cond)
     parts, lengths = [], []
     for m in range(len(tid.draws)):
@@ -246,13 +263,14 @@ def _sketched(
         if own is not None:
             own.noted(m, places, squares)
         length = squares.sqrt()
-        vectors = _divided(vectors, length)
+        parts.append(_divided(vectors, length))
+        # a correction, which may be too large for float16, goes with the length; its sign is lost
+        # in the square
         if tid.settings.correction is not None:
-            vectors = vectors * residual[:, None].to(vectors)
+            length = length * residual.abs().to(length)
         if tid.settings.correction == "leverage":
             leverage = (squares / tid.curvature.observations).clamp(max=0.999)
-            vectors = vectors / (1 - leverage)[:, None].to(vectors)
-        parts.append(vectors)
+            length = length / (1 - leverage)
         lengths.append(length)
     if own is not None:
         own.keep()

@@ -23,7 +23,7 @@ from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_denoiser, check_model
 from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
-from ..errors import say
+from ..errors import WherefromError, say, whole
 from ..factors.curvature import Curvature, CurvatureKind
 from ..factors.kernel import (
     Normalize,
@@ -148,6 +148,10 @@ class TID(Attributor):
         batch_size: int = 64,
     ) -> Tensor:
         """`scores` of the items at some places of a data set, [Q, n], float32 on the CPU."""
+        last = length(dataset) - 1
+        places = [whole("a place in the data set", place, 0, last) for place in places]
+        if not places:
+            raise WherefromError("there is nothing to score: give at least one place")
         x, cond = self.curvature.ready(queries, dataset, batch_size)
         check_query(self.probe, cond)
         chunks = self._chunks(x, cond, dataset, batch_size, places)

@@ -197,6 +197,7 @@ def distill(
     with (
         checkpoint.artefact.as_it_began() if checkpoint else nullcontext(),
         tid.denoiser.frozen(),
+        torch.autocast(device.type, enabled=False),  # the caller's: the student learns in float32
         deferred_interrupt() as interrupted,
         bar(steps * size, "distilling", "image", initial=start * size) as progress,
     ):

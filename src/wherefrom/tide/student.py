@@ -143,7 +143,8 @@ class TIDE(Attributor):
     @torch.no_grad()
     def vectors(self, streams: Streams) -> Tensor:
         """Unit vectors of activations that somebody has listened to: [B, dim]."""
-        vectors: Tensor = self.embedder(streams)
+        with torch.autocast(self.denoiser.device.type, enabled=False):  # the caller's
+            vectors: Tensor = self.embedder(streams)
         return vectors
 
     def _embedded(self, x_sigma: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
