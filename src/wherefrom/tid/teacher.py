@@ -264,13 +264,9 @@ class TID(Attributor):
             return None
         data = data_fingerprint(dataset)
         if self._own is None or self._own[0] != data:
-            under = {
-                **self.curvature.fitted,
-                "damping": self.settings.damping,
-                "precision": str(self.probe.dtype),
-                "aligned": self.settings.aligned,
-                "training set": data,
-            }
+            how = {"damping": self.settings.damping, "precision": str(self.probe.dtype)}
+            of = {"aligned": self.settings.aligned, "training set": data}
+            under = {**self.curvature.fitted, **how, **of}
             size = length(dataset), len(self.draws)
             self._own = data, SelfKernels(self._folder, under, *size, self.denoiser.device)
         return self._own[1]
