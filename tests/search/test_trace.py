@@ -34,12 +34,33 @@ def test_tracing_changes_nothing_that_is_generated(bank: wherefrom.Bank) -> None
     assert torch.equal(wherefrom.sample(denoiser, START, steps=6), plain)
 
 
-def test_the_hits_are_those_of_a_search_for_the_finished_image(bank: wherefrom.Bank) -> None:
+@pytest.mark.parametrize("steps", [1, 2, 3, 12])
+@pytest.mark.parametrize("solver", ["heun", "euler"])
+def test_the_hits_are_those_of_a_search_for_the_finished_image(
+    bank: wherefrom.Bank, solver: str, steps: int
+) -> None:
     with bank.trace(bank.student.denoiser, top_k=4) as trace:
-        images = wherefrom.sample(bank.student.denoiser, START, steps=12)
+        images = wherefrom.sample(bank.student.denoiser, START, steps=steps, solver=solver)
     found = bank.search(images, top_k=4)
-    assert trace.hits.indices.shape == (3, 4)
-    torch.testing.assert_close(trace.hits.scores, found.scores, rtol=0.05, atol=0.05)
+    assert torch.equal(trace.hits.indices, found.indices)
+    torch.testing.assert_close(trace.hits.scores, found.scores)
+
+
+def test_with_guidance_too() -> None:
+    tide = untaught(classes=3)
+    bank, cond = tide.index(Noise(30, labels=True), dtype="float32"), torch.tensor([0, 1, 2])
+    with bank.trace(tide.denoiser, top_k=4) as trace:
+        images = wherefrom.sample(tide.denoiser, START, cond, steps=4, guidance=3.0)
+    found = bank.search(list(zip(images, cond, strict=True)), top_k=4)  # type: ignore[arg-type]
+    torch.testing.assert_close(trace.hits.scores, found.scores)
+
+
+def test_a_loop_of_ones_own_is_followed_to_its_last_estimate(bank: wherefrom.Bank) -> None:
+    denoiser, x = bank.student.denoiser, 2.0 * START
+    with bank.trace(denoiser, top_k=4) as trace, torch.no_grad():
+        for sigma in torch.tensor([2.0, 0.5, 0.1]):
+            x = denoiser(x, sigma)  # EDM's output is the clean image
+    assert torch.equal(trace.hits.indices, bank.search(x, top_k=4).indices)
 
 
 def test_every_noise_level_of_the_sampler_is_a_step(bank: wherefrom.Bank) -> None:

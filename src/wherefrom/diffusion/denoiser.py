@@ -46,6 +46,7 @@ from .pulse import noting
 from .turns import modules_of, turn
 
 Watcher = Callable[[Tensor, Tensor, Cond, Tensor], None]  # of x_sigma, sigma, cond and output
+Made = Callable[[Tensor, Cond], None]  # of images and their condition
 Layout = Literal["channels_first", "channels_last"]
 
 
@@ -124,7 +125,7 @@ class Denoiser:
         self._frozen_by = 0  # the thread, if any
         self._noted = False
         self._ran: set[str] | None = None  # layers that took part in a pass
-        self._watchers: list[tuple[int, Watcher]] = []
+        self._watchers: list[tuple[int, Watcher, Made | None]] = []
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
@@ -206,7 +207,7 @@ class Denoiser:
         with self.frozen(), self.noted():
             output = self.evaluate(x_sigma, self.sigma_for(x_sigma, level), cond)
         mine = threading.get_ident()
-        for owner, watcher in list(self._watchers):
+        for owner, watcher, _ in list(self._watchers):
             if owner == mine:
                 watcher(x_sigma, level, cond, output)
         return output
@@ -239,14 +240,22 @@ class Denoiser:
             )
 
     @contextlib.contextmanager
-    def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Inside, `watcher` is told of every evaluation by this thread, once it is done."""
-        entry = (threading.get_ident(), watcher)
+    def watched(self, watcher: Watcher, made: Made | None = None) -> Iterator[None]:
+        """Inside, `watcher` is told of every evaluation by this thread, once it is done, and `made`
+        of the images that a sampler has made of them.
+        """
+        entry = (threading.get_ident(), watcher, made)
         self._watchers.append(entry)
         try:
             yield
         finally:
             self._watchers.remove(entry)
+
+    def finished(self, images: Tensor, cond: Cond) -> None:
+        """Tell who watches that a sampler is done."""
+        for owner, _, made in list(self._watchers):
+            if made is not None and owner == threading.get_ident():
+                made(images, cond)
 
     def sigma_for(self, x_sigma: Tensor, sigma: Tensor | float) -> Tensor:
         """sigma as the network takes it: checked, one for each image, where the images are."""

@@ -81,6 +81,7 @@ def sample(
                 clean, predicted = predict(x, sigma)
             if step + 1 == steps:
                 progress.update()
+                denoiser.finished(clean, cond)
                 return clean  # the last step goes to the image itself, where mu = 1 and nu = 0
             following = grid[step + 1]
             mu, nu = (

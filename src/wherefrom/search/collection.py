@@ -204,9 +204,9 @@ class Collection(ABC):
             source: the model that the vectors were made with: its denoiser, or the diffusers
                 pipeline that `from_pipeline` made it of, with whatever scheduler it now has.
             top_k: how many training items an image gets.
-            aligned: compare the image at the draws of the vectors as soon as it has settled, or
-                when the pipeline has made it, which takes M evaluations of the network in one
-                batch; False: only the sampler's own evaluations, which rank less exactly.
+            aligned: compare the image at the draws of the vectors once it is made, which takes M
+                evaluations of the network in one batch; False: only the sampler's own evaluations,
+                which rank less exactly.
         """
         return traced(self.as_it_is(), source, top_k, aligned)
 

@@ -1,9 +1,8 @@
 """Attribution while generating: the sampler's own evaluations are listened to, so the answer is
 there when the image is.
 
-A sampler's states hold its own noise, not the bank's. So once the image has settled, its current
-estimate is compared at the bank's own draws, and of a pipeline what it has made; what the states
-themselves say is kept step by step, by noise level.
+A sampler's states hold its own noise, not the bank's. So what it has made in the end is compared at
+the bank's own draws; what the states themselves say is kept step by step, by noise level.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from ..diffusion.draws import Draws
 from ..diffusion.streams import Streams, Taps, listening
 from ..errors import WherefromError, say
 
-# noise per unit of image at which the estimate of the clean image hardly changes any more
-SETTLED = 0.1
 _DRAWS = "searched_draws"
 
 
@@ -81,7 +78,7 @@ class Trace:
         self._here: list[Tensor] = []  # cosines [B, N] of the evaluations at the current level
         self._nearest = 0  # the bank's draw of about that level
         self._total: Tensor | None = None  # the sum over levels
-        self._estimate: tuple[Tensor, Cond] | None = None  # of the image, not settled yet
+        self._made: tuple[Tensor, Cond] | None = None  # the images, or the last estimate of them
         self._hits: Attribution | None = None
 
     @property
@@ -104,19 +101,14 @@ class Trace:
         """Inside, every evaluation of the denoiser is followed."""
         taps = Taps(self._denoiser, self._shape)
 
-        looking = False  # evaluations of its own are not the sampler's
-
         def watcher(x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor) -> None:
-            nonlocal looking
-            if looking:
-                return
-            streams, taps.streams, looking = taps.streams, [], True
-            try:
-                self._sampled(x_sigma, sigma, cond, output, streams)
-            finally:
-                taps.streams, looking = [], False
+            streams, taps.streams = taps.streams, []
+            self._sampled(x_sigma, sigma, cond, output, streams)
 
-        with listening(taps), self._denoiser.watched(watcher):
+        def made(images: Tensor, cond: Cond) -> None:
+            self._made = images, cond
+
+        with listening(taps), self._denoiser.watched(watcher, made):
             yield
         self._over()
 
@@ -126,8 +118,8 @@ class Trace:
         with following(pipe, self._denoiser, self._shape, self._generated) as followed:
             yield
         made = followed.finished
-        if self._aligned and made is not None and followed.whole:
-            self._hits = self._found(made.latents, made.cond)
+        if made is not None and followed.whole:
+            self._made = made.latents, made.cond
         self._over()
         if self._aligned and made is not None and not followed.whole:
             of_states = "the hits are of its states alone, as with aligned=False"
@@ -149,19 +141,12 @@ class Trace:
             raise WherefromError(
                 "a trace follows wherefrom.sample, where all images have one sigma at a time"
             )
-        noise_level = self._seen(sigma, cond, streams)
-        if self._aligned and self._hits is None:
-            self._estimate = self._denoiser.process.clean(output, x_sigma, sigma), cond
-            if noise_level <= SETTLED:
-                self._hits = self._found(*self._estimate)
+        self._seen(sigma, cond, streams)
+        # where a loop of one's own ends without a word, its last step goes here
+        self._made = self._denoiser.process.clean(output, x_sigma, sigma), cond
 
-    def _found(self, x: Tensor, cond: Cond) -> Attribution:
-        """Of images, at the bank's own draws."""
-        vectors = self._bank.query_vectors(x, cond, range(len(x)))
-        return self._bank.nearest(vectors, self._top_k)
-
-    def _seen(self, sigma: Tensor, cond: Cond, streams: Streams) -> float:
-        """One evaluation of all images at a level; how much noise there was."""
+    def _seen(self, sigma: Tensor, cond: Cond, streams: Streams) -> None:
+        """One evaluation of all images at a level."""
         if self._sigma is None and cond_form(cond) != self._bank.manner.cond:
             say(
                 f"the images are generated with {form_words(cond_form(cond))}, the bank's items "
@@ -180,17 +165,19 @@ class Trace:
         found = self._bank.overheard(self._nearest, streams)
         if found is not None:
             self._here.append(found)
-        return noise_level
 
     def _over(self) -> None:
-        """The generation is over: without a look at the image, its states say who mattered."""
+        """The generation is over: the images are compared at the bank's own draws; without that,
+        their states say who mattered.
+        """
         self._close_level()
-        if self._hits is None and self._total is not None:
+        if self._aligned and self._made is not None:
+            x, cond = self._made
+            vectors = self._bank.query_vectors(x, cond, range(len(x)))
+            self._hits = self._bank.nearest(vectors, self._top_k)
+        elif self._total is not None:
             draws = [draw for step in self.by_step for draw in step.hits.about[_DRAWS]]
             self._hits = self._ranked(self._total / len(self.by_step), draws)
-        elif self._hits is None and self._estimate is not None:
-            # of states that say nothing, the last estimate: where the sampler's last step leads
-            self._hits = self._found(*self._estimate)
 
     def _close_level(self) -> None:
         """The evaluations at one level are over: Heun has two at most."""

@@ -194,7 +194,7 @@ class Index(Collection):
         self, source: Denoiser | Any, top_k: int = 8, aligned: bool = True
     ) -> AbstractContextManager[Trace]:
         """Attribute images as soon as they are generated: M forward and backward passes once the
-        image has settled, or when the pipeline has made it. `by_step` stays empty.
+        image is made. `by_step` stays empty.
         """
         if not aligned:
             raise WherefromError(
