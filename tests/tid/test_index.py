@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 import wherefrom
 from helpers import Noise, contents, small_dit, stirred
+from wherefrom.search import collection
 from wherefrom.search import store as search
 from wherefrom.tid import sketching, teacher
 from wherefrom.tid.sketching import Sketcher
@@ -285,6 +286,15 @@ def test_a_query_has_its_own_candidates_whoever_else_is_asked(tid: wherefrom.TID
     queries = Subset(Noise(34), range(30, 34))  # type: ignore[var-annotated, arg-type]
     again = index.search(queries, top_k=2, exact=0.1, dataset=DATA)
     assert torch.equal(again.indices, together.indices)
+
+
+def test_groups_of_queries_change_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a query's draws are those of its place."""
+    tid = tid_of(aligned=False)
+    index = tid.index(DATA, dim=64)
+    monkeypatch.setattr(collection, "_QUERIES", 2 * index.dim)  # one query at a time
+    hits = index.search(QUERIES, top_k=3, exact=1.0, dataset=DATA)
+    torch.testing.assert_close(hits.scores, tid.scores(QUERIES, DATA).topk(3, 1).values)
 
 
 def test_a_second_look_reaches_what_was_appended(tid: wherefrom.TID) -> None:

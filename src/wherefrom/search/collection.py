@@ -167,13 +167,9 @@ class Collection(ABC):
         check_top_k(top_k, len(here))  # before anything is embedded
         look = check_look(here, exact, dataset, tid)
         count = top_k if look is None else max(top_k, look.candidates)
-        parts, first = [], 0
-        for vectors in here.embedded(queries, chosen):
-            found = here.nearest(vectors, count, chosen)
-            some = range(first, first + len(vectors))
-            parts.append(found if look is None else settled(look, queries, some, found, top_k))
-            first = some.stop
-        return joined(parts)
+        embedded = here.embedded(queries, chosen)
+        found = joined([here.nearest(vectors, count, chosen) for vectors in embedded])
+        return found if look is None else settled(look, queries, found, top_k)
 
     def scores(self, queries: Tensor | Dataset, draws: int | Sequence[int] | None = None) -> Tensor:
         """Every query with every item, [Q, N] float32 on the CPU, columns in order of `ids`."""

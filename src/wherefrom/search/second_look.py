@@ -136,22 +136,15 @@ def _parts(dataset: Dataset, store: VectorStore) -> list[Dataset]:
     if [length(part) for part in parts] == counts:
         return parts
     ends = list(accumulate(counts))
-    return [_some(dataset, range(end - n, end)) for end, n in zip(ends, counts, strict=True)]
+    whole: Any = dataset
+    return [Subset(whole, range(end - n, end)) for end, n in zip(ends, counts, strict=True)]
 
 
-def _some(dataset: Any, places: range) -> Dataset:
-    """Some items of a data set."""
-    return Subset(dataset, places)
-
-
-def settled(
-    look: Look, queries: Tensor | Dataset, some: range, found: Attribution, top_k: int
-) -> Attribution:
-    """What was found of some of the queries, both ends ranked by exact scores."""
-    batch = queries[some.start : some.stop] if isinstance(queries, Tensor) else _some(queries, some)
+def settled(look: Look, queries: Tensor | Dataset, found: Attribution, top_k: int) -> Attribution:
+    """What was found of queries, both ends ranked by exact scores."""
     best, least = found.indices, found.least_indices[:, :top_k]
     places = torch.cat([best, least], 1).unique()  # ascending
-    scores = look.judge.scores_of(batch, look.dataset, places.tolist())
+    scores = look.judge.scores_of(queries, look.dataset, places.tolist())
 
     def ranked(ids: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
         ids = ids.sort(1).values  # ties go to the smaller id
