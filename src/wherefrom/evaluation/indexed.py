@@ -57,7 +57,8 @@ class Indexed(Attributor):
         if self.exact is not None:
             many = math.ceil(self.exact * length(dataset))
             hits = self._index.search(queries, many, exact=self.exact, dataset=dataset)
-            scores = torch.minimum(scores, hits.scores[:, -1:])
+            below = torch.nextafter(hits.scores[:, -1:], torch.tensor(-torch.inf))
+            scores = torch.minimum(scores, below)
             scores.scatter_(1, hits.indices, hits.scores)
         return iter([(0, scores)])
 
