@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from torch.utils.data import Subset
 
 import wherefrom
 from pipelines import saved_world
@@ -79,6 +80,8 @@ def test_the_package_is_typed():
 def test_the_readme_s_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved_world("my-pipeline", "my-pictures", "my-lora")
+    few = Subset(wherefrom.data.digits(), range(300))  # all take a minute
+    monkeypatch.setattr(wherefrom.data, "digits", lambda: few)
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
