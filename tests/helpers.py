@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import wherefrom
 from wherefrom.models import DiT
@@ -61,6 +61,20 @@ class Noise:
 
     def __getitem__(self, index: int) -> Tensor | tuple[Tensor, Tensor]:
         return (self.x[index], torch.tensor(index % 3)) if self.labels else self.x[index]
+
+
+class UNet(nn.Module):
+    """Two stages of different width and resolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(1, 6, 3, 2, 1), nn.SiLU(), nn.Conv2d(6, 6, 3, 1, 1))
+        self.middle = nn.Sequential(nn.Conv2d(6, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 8, 3, 1, 1))
+        self.up = nn.Sequential(nn.ConvTranspose2d(8, 4, 4, 4), nn.SiLU(), nn.Conv2d(4, 1, 1))
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        result: Tensor = self.up(self.middle(self.down(x)))
+        return result
 
 
 class Doubled:

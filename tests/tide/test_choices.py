@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import pipelines
 import wherefrom
-from helpers import Noise, kept, small_dit, stirred
+from helpers import Noise, UNet, kept, small_dit, stirred
 from wherefrom.artefacts.artefact import _checks
 from wherefrom.artefacts.pace import Pace
 from wherefrom.attribution.agreement import spearman
@@ -322,20 +322,6 @@ def test_a_history_of_before_the_top_was_looked_at_still_loads(tmp_path: Path) -
 
 
 # --- UNets and pipelines --------------------------------------------------------------------------
-
-
-class UNet(nn.Module):
-    """Two stages of different width and resolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Sequential(nn.Conv2d(1, 6, 3, 2, 1), nn.SiLU(), nn.Conv2d(6, 6, 3, 1, 1))
-        self.middle = nn.Sequential(nn.Conv2d(6, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 8, 3, 1, 1))
-        self.up = nn.Sequential(nn.ConvTranspose2d(8, 4, 4, 4), nn.SiLU(), nn.Conv2d(4, 1, 1))
-
-    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
-        result: Tensor = self.up(self.middle(self.down(x)))
-        return result
 
 
 def test_a_unet_has_such_a_student_too(tmp_path: Path) -> None:

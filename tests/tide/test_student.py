@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import wherefrom
-from helpers import PROCESSES, Noise, kept, small_dit, stirred
+from helpers import PROCESSES, Noise, UNet, kept, small_dit, stirred
 from wherefrom.diffusion.streams import Taps, listening
 from wherefrom.tide.distill import Settings, fresh_draw
 
@@ -159,20 +159,6 @@ def test_it_works_under_every_process_and_with_conditions(name: str) -> None:
     bank = tide.index(data, dtype="float32")
     found = bank.search(data, top_k=3)
     assert torch.equal(found.indices[:, 0], torch.arange(30))  # an image is most like itself
-
-
-class UNet(nn.Module):
-    """Two stages of different width and resolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Sequential(nn.Conv2d(1, 6, 3, 2, 1), nn.SiLU(), nn.Conv2d(6, 6, 3, 1, 1))
-        self.middle = nn.Sequential(nn.Conv2d(6, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 8, 3, 1, 1))
-        self.up = nn.Sequential(nn.ConvTranspose2d(8, 4, 4, 4), nn.SiLU(), nn.Conv2d(4, 1, 1))
-
-    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.up(self.middle(self.down(x)))
-        return result
 
 
 def test_a_unet_has_a_student_too() -> None:

@@ -9,8 +9,6 @@ an evaluation keeps, and kept in turn.
 from __future__ import annotations
 
 import csv
-import dataclasses
-import io
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..artefacts.files import check_readable, save_bytes
+from ..artefacts.files import check_readable
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor
 from ..baselines import Encoder, Pixel
@@ -28,6 +26,7 @@ from ..data.fingerprint import data_fingerprint
 from ..data.items import Dataset
 from ..errors import WherefromError
 from .metrics import METRICS, available
+from .results import save_rows
 from .similarity import Embedding, to_unit
 from .study import Evaluation, SeedFolder, slug
 
@@ -75,11 +74,7 @@ class Nearest:
 
     def save(self, path: str | Path) -> None:
         """Write the rows as CSV."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(field.name for field in dataclasses.fields(NearestRow))
-        writer.writerows(dataclasses.astuple(row) for row in self.rows)
-        save_bytes(path, text.getvalue().encode())
+        save_rows(path, NearestRow, self.rows)
 
     @classmethod
     def load(cls, path: str | Path) -> Nearest:

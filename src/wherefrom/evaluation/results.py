@@ -10,9 +10,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -207,11 +208,7 @@ class Results:
 
     def save(self, path: str | Path) -> None:
         """Write the rows as CSV."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(field.name for field in dataclasses.fields(Row))
-        writer.writerows(dataclasses.astuple(row) for row in self.rows)
-        save_bytes(path, text.getvalue().encode())
+        save_rows(path, Row, self.rows)
 
     @classmethod
     def load(cls, path: str | Path) -> Results:
@@ -227,6 +224,15 @@ class Results:
                     f"{path} is not a table of results ({error}): restore it, or run the "
                     "evaluation again"
                 ) from error
+
+
+def save_rows(path: str | Path, kind: type[Any], rows: Iterable[Any]) -> None:
+    """Write dataclasses of one kind as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in dataclasses.fields(kind))
+    writer.writerows(dataclasses.astuple(row) for row in rows)
+    save_bytes(path, text.getvalue().encode())
 
 
 def _row(

@@ -270,8 +270,7 @@ def own_kernel_of_gradients(part: Part, gradients: Tensor, roots: Roots) -> Tens
         gradients = root_b.to(gradients).times(gradients.transpose(1, 2)).transpose(1, 2)
     if root_a is not None and part.inputs:
         gradients = gradients @ _with_one(root_a.to(gradients)).T
-    precise = torch.promote_types(gradients.dtype, torch.float32)
-    return torch.linalg.vector_norm(gradients, dim=(1, 2), dtype=precise).double() ** 2
+    return squared_norm(gradients)
 
 
 def _with_one(root: Root) -> Tensor:
@@ -334,9 +333,11 @@ def compared(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Factor
 
 
 def squared_norm(gradient: Tensor) -> Tensor:
-    """The squared norm of every sample's gradient [B, q, p], in float32 or better: [B]."""
+    """The squared norm of every sample's gradient [B, q, p], which float32 may not hold: [B]
+    float64.
+    """
     precise = torch.promote_types(gradient.dtype, torch.float32)
-    return torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=precise) ** 2
+    return torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=precise).double() ** 2
 
 
 def compared_part(part: Part, roots: Roots) -> Part:

@@ -73,11 +73,7 @@ def check_look(
                     "items is to be scored again"
                 )
         return None
-    share, kind = number("exact", exact, above=0), found.store.artefact.kind
-    if share > 1:
-        raise WherefromError(
-            f"exact is the share of the items that are scored again, at most 1, not {share:g}"
-        )
+    share, kind = number("exact", exact, above=0, most=1), found.store.artefact.kind
     judge = found.judge if tid is None else tid
     if judge is None:
         raise WherefromError(

@@ -139,7 +139,7 @@ class Index(Collection):
                 "wherefrom.TID.load(folder, denoiser)"
             )
         store = VectorStore.open(folder, _KIND, _WAY)
-        sketcher = Sketcher(tid.curvature, store.dim, _SEED)
+        sketcher = Sketcher(tid.curvature, store.artefact.identity["sketch"]["asked"], _SEED)
         store.artefact.check(_identity(tid, sketcher), "TID")
         return cls(tid, sketcher, store)
 

@@ -82,13 +82,14 @@ class Sketcher:
         self._curvature, self._probe = curvature, curvature.probe
         self.seed, roots = whole("seed", seed), curvature.roots
         parts = [compared_part(part, roots[part.name]) for part in self._probe.parts]
-        self._buckets = whole("dim", dim) // _HALVES
+        self._asked = whole("dim", dim)
+        self._buckets = self._asked // _HALVES
         if self._buckets < 1:
             raise WherefromError(f"dim is {dim}: an index needs at least 2 numbers a draw")
         self._layouts = laid_out(parts, self._buckets)
         # where there is room for all of them, no two entries meet
         self._buckets = min(self._buckets, sum(one.size for one in self._layouts.values()))
-        self.dim, self.side = _HALVES * self._buckets, side_of(whole("dim", dim) // _HALVES)
+        self.dim, self.side = _HALVES * self._buckets, side_of(self._asked // _HALVES)
         self._parts = {part.name: part for part in parts}
         self._signs: dict[tuple[str, torch.device], Tensor] = {}
 
@@ -96,7 +97,8 @@ class Sketcher:
     def about(self) -> dict[str, Any]:
         """The projections in words and numbers."""
         how = "two halves: random signs on both sides of a layer, then buckets"
-        return {"projection": how, "dim": self.dim, "side": self.side, "seed": self.seed}
+        size = {"asked": self._asked, "dim": self.dim, "side": self.side}
+        return {"projection": how, **size, "seed": self.seed}
 
     @property
     def image_bytes(self) -> int:
@@ -155,7 +157,7 @@ class Sketcher:
 
     def _signs_of(self, name: str, width: int, kept: int, like: Tensor) -> Tensor:
         """Of one side of a part, for both halves: random signs [2, width] where all of it is kept,
-        and a projection [2, width, kept] where it is not.
+        and a projection [width, 2, kept] where it is not.
         """
         key = (name, like.device)
         if key not in self._signs:
@@ -165,7 +167,7 @@ class Sketcher:
                 generator = torch.Generator().manual_seed(seed_of(self.seed, f"index {name}", half))
                 signs = torch.randint(2, shape, generator=generator) * 2 - 1
                 made.append(signs.to(like.dtype) if kept == width else signs * kept**-0.5)
-            self._signs[key] = torch.stack(made).to(like)
+            self._signs[key] = torch.stack(made, 0 if kept == width else 1).to(like)
         return self._signs[key]
 
 
@@ -173,4 +175,4 @@ def _projected(x: Tensor, signs: Tensor) -> Tensor:
     """Factors x [B, T, p] under the signs of both halves: [2, B, T, p']."""
     if signs.ndim == 2:
         return x * signs[:, None, None, :]
-    return (x @ torch.cat(list(signs), 1)).unflatten(-1, (_HALVES, -1)).movedim(-2, 0)
+    return (x @ signs.flatten(1)).unflatten(-1, (_HALVES, -1)).movedim(-2, 0)
