@@ -5,7 +5,7 @@ few images, by their number.
 
 The networks are trained together, each on its part of the largest set. A picture is a copy where
 its nearest training image is at most half as far as the second nearest; no picture of a network
-that generalises is, nor is one of the test set, which stands beside for comparison. Sharpness is
+that generalises is, nor is one that was not trained on, which stands beside for comparison. Sharpness is
 the mean difference of neighbouring pixels, over that of training images. The number to evaluate is
 one with sharp pictures of which some, and not all, are copies.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -69,8 +70,9 @@ def main() -> None:
         together = networks_at_once(setup, None) > 1
         networks = setup.retrained(asked.seed, keeps, folder, True, together)
     training = torch.stack([setup.dataset[index] for index in range(len(setup.dataset))])
-    real = cifar10(asked.data, split="test")
-    unseen = torch.stack([real[index] for index in range(asked.queries)])
+    everything, taken = cifar10(asked.data), set(largest.tolist())
+    others = (place for place in range(len(everything)) if place not in taken)
+    unseen = torch.stack([everything[place] for place in islice(others, asked.queries)])
     about = {"steps": setup.training["steps"], "seed": asked.seed, "queries": asked.queries}
     report = Report(asked.out, machine=machine(), **about)
     rows: dict[str, Tensor] = {}
@@ -78,7 +80,7 @@ def main() -> None:
         pictures = setup.generated(network, asked.seed, asked.queries).clamp(-1, 1)
         figures, near = looked_at(pictures, training[keep])
         beside, _ = looked_at(unseen, training[keep])
-        report.note(**{f"{size} images": figures, f"{size} images, test set": beside})
+        report.note(**{f"{size} images": figures, f"{size} images, unseen": beside})
         rows |= {f"{size} images": pictures[:12], f"nearest of {size}": near[:12]}
     if asked.picture is not None:
         image_grid(asked.picture, rows, f"generated, {about['steps']} steps, and what is nearest")
