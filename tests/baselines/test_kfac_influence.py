@@ -18,7 +18,7 @@ from linear_models import draws, images, linear_denoiser
 from wherefrom.baselines import KFACInfluence, kfac_influence
 from wherefrom.data.items import split
 from wherefrom.diffusion.draws import independent_draw
-from wherefrom.factors.kernel import own_kernel_of_gradients
+from wherefrom.factors.own import own_kernel_of_gradients
 from wherefrom.layers.kinds import Part
 from wherefrom.reference import Reference
 

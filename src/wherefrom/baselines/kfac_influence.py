@@ -24,12 +24,12 @@ from ..factors.curvature import Curvature
 from ..factors.kernel import (
     Side,
     compare,
-    own_kernel_of_gradients,
     plain_side,
     preconditioned_gradients,
     summed_gradient,
 )
 from ..factors.needs import check_query
+from ..factors.own import own_kernel_of_gradients
 from ..factors.probe import Precision, Probe, one_of
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget

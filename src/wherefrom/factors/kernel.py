@@ -105,7 +105,7 @@ def scaled(x: Tensor, weight: Tensor | None) -> Tensor:
     return x if weight is None else x * weight[..., None].to(x.dtype)
 
 
-def _joint(scale: Scale) -> Tensor | None:
+def joint(scale: Scale) -> Tensor | None:
     """The weights of a and b in one: their product does for both factors."""
     one, other = scale
     return other if one is None else one if other is None else one * other
@@ -177,18 +177,18 @@ def compared_bytes(part: Part, b: Tensor, queries: int, path: Path) -> int:
 
 def plain_side(part: Part, factors: Factors, scale: Scale, path: Path) -> Side:
     """A side as it is: the many training samples."""
-    (a, b), joint = factors, _joint(scale)
+    (a, b), both = factors, joint(scale)
     if path == "pairs":
-        return Side("pairs", a=a, b=scaled(b, joint))
+        return Side("pairs", a=a, b=scaled(b, both))
     if a is None:
-        return Side("gradients", gradient=scaled(b, joint)[:, 0])
-    if joint is not None and joint.shape[1] > 1:
-        b, joint = scaled(b, joint), None
+        return Side("gradients", gradient=scaled(b, both)[:, 0])
+    if both is not None and both.shape[1] > 1:
+        b, both = scaled(b, both), None
     gradient = torch.bmm(b.transpose(1, 2), a).flatten(1)  # [B, q * p]
     # a number a sample is folded into the small result of the comparison, not into the large
     # gradient
     return Side(
-        "gradients", gradient=gradient, ones_gradient=b.sum(1) if part.one else None, scale=joint
+        "gradients", gradient=gradient, ones_gradient=b.sum(1) if part.one else None, scale=both
     )
 
 
@@ -215,7 +215,7 @@ def preconditioned_side(
     root_a, root_b = roots
     if root_b is not None:
         b = root_b.to(b).transpose_times(b)
-    b = scaled(b, _joint(scale))
+    b = scaled(b, joint(scale))
     if a is None:
         return Side("gradients", gradient=b[:, 0])
     if root_a is None:
@@ -255,25 +255,13 @@ def preconditioned_gradients(part: Part, gradients: Tensor, roots: Roots) -> Sid
     if part.inputs == 0:
         return Side("gradients", gradient=gradients[..., 0])
     if root_a is not None:
-        full = _with_one(root_a.to(gradients))
+        full = with_one(root_a.to(gradients))
         gradients = gradients @ full.T @ full
     inner, one = gradients[..., : part.inputs], gradients[..., part.inputs] if part.one else None
     return Side("gradients", gradient=inner.flatten(1), ones_gradient=one)
 
 
-def own_kernel_of_gradients(part: Part, gradients: Tensor, roots: Roots) -> Tensor:
-    """The kernel of every sample with itself, [B], of gradients [B, q, p + one] as
-    `summed_gradient` gives them, which may be sums of several.
-    """
-    root_a, root_b = roots
-    if root_b is not None:
-        gradients = root_b.to(gradients).times(gradients.transpose(1, 2)).transpose(1, 2)
-    if root_a is not None and part.inputs:
-        gradients = gradients @ _with_one(root_a.to(gradients)).T
-    return squared_norm(gradients)
-
-
-def _with_one(root: Root) -> Tensor:
+def with_one(root: Root) -> Tensor:
     """W with the column of the appended one, where it has one."""
     return root.weight if root.one is None else torch.cat([root.weight, root.one[:, None]], 1)
 
@@ -318,33 +306,6 @@ def _compare_pairs(queries: Side, samples: Side) -> Tensor:
         products.mul_(matmul(queries.b.flatten(-3, -2), b.mT))
         parts.append(products.view(*stack, count, there, -1, here).sum((-3, -1)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-def own_kernel(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Tensor:
-    """The kernel of every sample with itself, [B]."""
-    ready = compared(part, factors, scale, roots)
-    return squared_norm(summed_gradient(compared_part(part, roots), ready))
-
-
-def compared(part: Part, factors: Factors, scale: Scale, roots: Roots) -> Factors:
-    """Factors whose gradients' inner products are the kernel: whitened and normalised."""
-    a, b = whitened(part, factors, roots)
-    return Factors(a, scaled(b, _joint(scale)))
-
-
-def squared_norm(gradient: Tensor) -> Tensor:
-    """The squared norm of every sample's gradient [B, q, p], which float32 may not hold: [B]
-    float64.
-    """
-    precise = torch.promote_types(gradient.dtype, torch.float32)
-    return torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=precise).double() ** 2
-
-
-def compared_part(part: Part, roots: Roots) -> Part:
-    """The part that `compared` factors are of: the one is inside a, and widths are the roots'."""
-    root_a, root_b = roots
-    inputs = part.inputs and (part.columns if root_a is None else len(root_a.weight))
-    return Part(part.name, inputs, part.outputs if root_b is None else len(root_b.weight))
 
 
 def gram(stack: Stack, scale: Scale, roots: Mapping[str, Roots]) -> Tensor:

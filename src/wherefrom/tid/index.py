@@ -178,14 +178,14 @@ class Index(Collection):
     ) -> Tensor:
         self.check_unchanged()
         x, cond = self.tid.probe.move(x, cond)
-        parts = []
+        some = range(len(self.draws)) if draws is None else draws
         with self.denoiser.frozen():
-            for m in range(len(self.draws)) if draws is None else draws:
-                vectors, own, _ = self._sketcher.sketched(x, cond, m, "query", places)
-                if self.tid.settings.similarity == "cosine":
-                    vectors = _divided(vectors, own.sqrt())
-                parts.append(vectors)
-        return torch.stack(parts, 1)
+            made = [self._sketcher.sketched(x, cond, m, "query", places) for m in some]
+            squares = torch.stack([own for _, own, _ in made], 1)  # [B, m]
+            self._sketcher.check(squares, x, cond, "query", places, some)
+        if self.tid.settings.similarity == "cosine":
+            return torch.stack([_divided(vectors, own.sqrt()) for vectors, own, _ in made], 1)
+        return torch.stack([vectors for vectors, _, _ in made], 1)
 
     def overheard(self, m: int, streams: Streams) -> None:
         """Nothing: there is no gradient in activations alone."""
@@ -257,9 +257,12 @@ def _sketched(
     [B, M], times the correction.
     """
     x, cond = tid.probe.move(x, cond)
-    parts, lengths = [], []
-    for m in range(len(tid.draws)):
-        vectors, squares, residual = sketcher.sketched(x, cond, m, "train", places)
+    parts, lengths, draws = [], [], range(len(tid.draws))
+    made = [sketcher.sketched(x, cond, m, "train", places) for m in draws]
+    sketcher.check(
+        torch.stack([squares for _, squares, _ in made], 1), x, cond, "train", places, draws
+    )
+    for m, (vectors, squares, residual) in enumerate(made):
         if own is not None:
             own.noted(m, places, squares)
         length = squares.sqrt()

@@ -26,7 +26,8 @@ from ..data.items import Cond
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError, whole
 from ..factors.curvature import Curvature
-from ..factors.kernel import compared, compared_part, squared_norm, summed_gradient, weights
+from ..factors.kernel import summed_gradient, weights
+from ..factors.own import compared, compared_part, squared_length
 from ..factors.probe import Role
 from ..layers.kinds import Factors, Part
 
@@ -110,7 +111,7 @@ class Sketcher:
         self, x: Tensor, cond: Cond, m: int, role: Role, places: Sequence[int]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A batch at draw m: its vectors [B, dim], its self-kernels [B], and the residual of its
-        outputs [B] (RQ4).
+        outputs [B] (RQ4). Nothing waits for the device: `check` looks at the self-kernels.
         """
         curvature = self._curvature
         total = torch.zeros(len(x), _HALVES, self._buckets, device=x.device)
@@ -118,34 +119,48 @@ class Sketcher:
 
         def consume(part: Part, factors: Factors) -> None:
             scale = weights(part, factors, curvature.normalize)
-            ready = compared(part, factors, scale, curvature.roots[part.name])
+            ready, number = compared(part, factors, scale, curvature.roots[part.name])
             bare = self._parts[part.name]
-            gradient = summed_gradient(bare, ready)  # [B, q, p]
-            own.add_(squared_norm(gradient))
-            self._add(total, bare, ready, gradient)
+            squares, left = squared_length(bare, ready), self._left(bare, ready)
+            if number is not None:
+                squares, left = squares * number.double() ** 2, left * number[:, None, None, None]
+            own.add_(squares)
+            self._fold(total, left, self._layouts[part.name])
 
         outcome = self._probe.run(x, cond, m, role, places, consume)
-        if not bool(torch.isfinite(own).all()):
-            self._probe.diagnose(x, cond, [m], role, places)
         return total.flatten(1), own, outcome.residual()
 
-    def _add(self, total: Tensor, part: Part, factors: Factors, gradient: Tensor) -> None:
-        """Add the gradients of one part to total [B, 2, buckets]."""
+    def check(
+        self,
+        own: Tensor,
+        x: Tensor,
+        cond: Cond,
+        role: Role,
+        places: Sequence[int],
+        draws: Sequence[int],
+    ) -> None:
+        """Refuse a batch of which self-kernels [B, m] at these draws are not finite, and name the
+        item at fault.
+        """
+        bad = (~torch.isfinite(own).all(0)).tolist()
+        if any(bad):
+            self._probe.diagnose(
+                x, cond, [m for m, is_bad in zip(draws, bad, strict=True) if is_bad], role, places
+            )
+
+    def _left(self, part: Part, factors: Factors) -> Tensor:
+        """What the signs leave of one part's gradients, [B, 2, q', p']."""
         layout = self._layouts[part.name]
         a, b = factors
         rows = self._signs_of(f"{part.name}/b", part.outputs, layout.outputs, b)
         if a is None:  # [B, q, 1]: a vector
-            left = gradient[:, None, :, :] * rows[..., None]
-        else:
-            columns = self._signs_of(f"{part.name}/a", part.inputs, layout.inputs, a)
-            wide = [one.ndim == 3 for one in (rows, columns)]
-            if any(wide):
-                b, a = (_projected(one, signs) for one, signs in ((b, rows), (a, columns)))
-                left = torch.matmul(b.mT, a)  # [2, B, q', p']
-                left = left.transpose(0, 1)
-            else:
-                left = gradient[:, None] * (rows[:, :, None] * columns[:, None, :])
-        self._fold(total, left, layout)
+            return b.mT[:, None] * rows[..., None]
+        columns = self._signs_of(f"{part.name}/a", part.inputs, layout.inputs, a)
+        if rows.ndim == columns.ndim == 2:  # nothing is projected
+            signs = rows[:, :, None] * columns[:, None, :]
+            return summed_gradient(part, factors)[:, None] * signs
+        b, a = (_projected(one, signs) for one, signs in ((b, rows), (a, columns)))
+        return torch.matmul(b.mT, a).transpose(0, 1)
 
     def _fold(self, total: Tensor, left: Tensor, layout: Layout) -> None:
         """Sum what is left of a part, [B, 2, q', p'], into its buckets."""

@@ -33,12 +33,12 @@ from ..factors.kernel import (
     compare,
     compared_bytes,
     gram,
-    own_kernel,
     plain_side,
     preconditioned_side,
     weights,
 )
 from ..factors.needs import check_query
+from ..factors.own import own_kernel
 from ..factors.probe import Health, Precision, Probe, Target
 from ..factors.together import Stack, Together
 from ..layers.kinds import Factors, Part
