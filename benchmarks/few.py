@@ -5,9 +5,9 @@ few images, by their number.
 
 The networks are trained together, each on its part of the largest set. A picture is a copy where
 its nearest training image is at most half as far as the second nearest; no picture of a network
-that generalises is, nor is one that was not trained on, which stands beside for comparison. Sharpness is
-the mean difference of neighbouring pixels, over that of training images. The number to evaluate is
-one with sharp pictures of which some, and not all, are copies.
+that generalises is, nor is an image that was not trained on, which stands beside for comparison.
+Sharpness is the mean difference of neighbouring pixels, over that of training images. The number to
+evaluate is one with sharp pictures of which some, and not all, are copies.
 """
 
 from __future__ import annotations

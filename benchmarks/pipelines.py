@@ -251,12 +251,14 @@ def measure(kind: Kind, figures: Figures, compile: bool, lock: Path | None) -> N
         figures.note(fit_peak_gib=peak(lambda: tid.fit(data, kind.batch)), fit_images=len(data))
         roots = size_of(tid.curvature.roots) / GIB
         figures.note(fit_seconds=time.perf_counter() - started, roots_gib=roots)
-        sides, _ = tid._prepare(*queries, 0, 0)
+        sides, _ = tid.passes.prepare(*queries, 0, 0)
         figures.note(
             queries_gib=size_of([list(vars(side).values()) for side in sides.values()]) / GIB
         )
         count = kind.queries
-        figures.turns("score pass", lambda: tid._kernel(sides, count, x, cond, 0, indices), base)
+        figures.turns(
+            "score pass", lambda: tid.passes.kernel(sides, count, x, cond, 0, indices), base
+        )
 
 
 def measured(report: Report, key: str, kind: Kind, arguments: argparse.Namespace) -> bool:

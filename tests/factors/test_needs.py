@@ -239,7 +239,7 @@ def test_an_image_is_counted_as_the_fit_counts_it(name):
 def test_a_query_is_what_the_scores_keep_of_one(name):
     denoiser = denoised(name)
     said, tid = needs(denoiser, SHAPE), teacher(denoiser).fit(Noise(4))
-    sides, _ = tid._prepare(*tid.probe.queries(Noise(1).x), 0, 0)
+    sides, _ = tid.passes.prepare(*tid.probe.queries(Noise(1).x), 0, 0)
     assert said.query_alone == sum(tensors(*vars(side).values()) for side in sides.values())
     assert said.query == tid.probe.query_bytes
 

@@ -179,8 +179,8 @@ def test_more_layers_of_one_make_take_no_more_sums_and_norms() -> None:
 def test_a_score_pass_of_more_layers_of_one_make_takes_no_more_norms() -> None:
     def score_pass(blocks: int) -> Operations:
         tid = wherefrom.TID(model(blocks), draws()).fit(DATA, batch_size=5)
-        sides, _ = tid._prepare(DATA[:2], None, 0, 0)
-        return counted(lambda: tid._kernel(sides, 2, DATA, None, 0, list(range(5))))
+        sides, _ = tid.passes.prepare(DATA[:2], None, 0, 0)
+        return counted(lambda: tid.passes.kernel(sides, 2, DATA, None, 0, list(range(5))))
 
     few, many = score_pass(2), score_pass(8)
     for name in ("linalg_vector_norm", "cat", "stack", "mul_"):

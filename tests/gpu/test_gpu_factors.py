@@ -17,7 +17,7 @@ import wherefrom
 from helpers import Doubled
 from wherefrom.attribution.agreement import spearman
 from wherefrom.diffusion.draws import independent_draw
-from wherefrom.factors import capture
+from wherefrom.factors import capture, replay
 from wherefrom.factors.moments import Moments
 from wherefrom.factors.probe import Probe
 from wherefrom.factors.sketch import Sketch
@@ -338,3 +338,74 @@ def test_draws_are_made_of_their_seed_alone(device: torch.device) -> None:
     again = wherefrom.Draws(EDM, SHAPE, 4, seed=7)
     assert first.fingerprint() == again.fingerprint()
     assert torch.equal(first.noises.to(device).cpu(), again.noises)
+
+
+# --- recorded passes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("similarity", ["kernel", "cosine"])
+def test_recorded_scores_are_those_of_every_pass_made_anew(
+    similarity: Any, device: torch.device, inductor: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To 1e-5 of a row's largest, whatever is left over at the end, labels included."""
+    if device.type != "cuda":
+        pytest.skip("recordings are CUDA's alone")
+    network, data, queries = dit(classes=3), Blots(150, labels=True), Blots(3, seed=1, labels=True)
+    tid = wherefrom.TID(
+        denoiser(network, device), draws(), compile=True, similarity=similarity, **FP32
+    )
+    tid.fit(data, batch_size=4, samples=20)
+    replays = Counter[str]()
+    true = replay.Recording.replay
+    monkeypatch.setattr(
+        replay.Recording, "replay", lambda *a: replays.update(["replay"]) or true(*a)
+    )
+    scores = tid.scores(queries, data, batch_size=4)
+    assert replays["replay"] == 36 * len(draws()), "all of 37 whole batches but the first"
+    monkeypatch.setattr(replay, "_REPAYS", 10**9)
+    anew = wherefrom.TID(
+        denoiser(network, device), draws(), compile=True, similarity=similarity, **FP32
+    ).fit(data, batch_size=4, samples=20)
+    assert off(scores, anew.scores(queries, data, batch_size=4)) < 1e-5
+    assert replays["replay"] == 36 * len(draws()), "none any more"
+
+
+def test_a_recorded_index_is_the_one_of_every_pass_made_anew(
+    device: torch.device, inductor: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type != "cuda":
+        pytest.skip("recordings are CUDA's alone")
+    data, queries = Blots(150), Blots(3, seed=1).x
+    tid = wherefrom.TID(denoiser(dit(), device), draws(), compile=True, **FP32)
+    tid.fit(data, batch_size=4, samples=20)
+    recorded = tid.index(data, dim=64, batch_size=4).scores(queries)
+    monkeypatch.setattr(replay, "_REPAYS", 10**9)
+    assert off(recorded, tid.index(data, dim=64, batch_size=4).scores(queries)) < 1e-4
+
+
+def test_a_network_that_waits_for_the_device_is_not_recorded(
+    device: torch.device, inductor: None
+) -> None:
+    if device.type != "cuda":
+        pytest.skip("recordings are CUDA's alone")
+
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = dit()
+
+        @torch.compiler.disable
+        def looked(self, x: Tensor) -> Tensor:
+            return x * 1.0 if float(x.sum()) > -1e30 else x
+
+        def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
+            return self.inner(self.looked(x), sigma, cond)
+
+    data, queries = Blots(150), Blots(3, seed=1).x
+    tid = wherefrom.TID(denoiser(Waiting(), device), draws(1), compile=True, **FP32)
+    tid.fit(data, batch_size=4, samples=20)
+    with pytest.warns(UserWarning, match="not recorded"):
+        scores = tid.scores(queries, data, batch_size=4)
+    plain = wherefrom.TID(denoiser(Waiting(), device), draws(1), compile=False, **FP32)
+    assert off(scores, plain.fit(data, samples=20).scores(queries, data)) < 1e-4
+    assert float(torch.zeros(1, device=device).sum()) == 0, "the device goes on"

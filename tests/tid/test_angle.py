@@ -13,7 +13,7 @@ from torch import nn
 
 import wherefrom
 from helpers import Noise, contents, small_dit, stirred
-from wherefrom.tid import teacher
+from wherefrom.tid import passes, teacher
 
 EDM = wherefrom.EDM()
 DATA, QUERIES = Noise(12), Noise(15).x[12:]
@@ -30,13 +30,13 @@ def tid_of(similarity: str = "cosine", **options: Any) -> wherefrom.TID:
 def own_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples of how many parts had their self-kernel computed, call by call."""
     calls: list[int] = []
-    true = teacher.own_kernel
+    true = passes.own_kernel
 
     def counted(part: Any, factors: Any, *rest: Any) -> Any:
         calls.append(len(factors.b))
         return true(part, factors, *rest)
 
-    monkeypatch.setattr(teacher, "own_kernel", counted)
+    monkeypatch.setattr(passes, "own_kernel", counted)
     return calls
 
 

@@ -21,7 +21,7 @@ import wherefrom
 from helpers import Noise, contents, small_dit, stirred
 from wherefrom.search import collection
 from wherefrom.search import store as search
-from wherefrom.tid import sketching, teacher
+from wherefrom.tid import passes, sketching
 from wherefrom.tid.sketching import Sketcher
 
 EDM = wherefrom.EDM()
@@ -186,8 +186,8 @@ def test_the_self_kernels_that_it_finds_serve_exact_scores(
 ) -> None:
     tid, counted = tid_of(similarity="relative"), list[int]()
     tid.index(DATA, dim=64)
-    true = teacher.own_kernel
-    monkeypatch.setattr(teacher, "own_kernel", lambda *a: counted.append(1) or true(*a))
+    true = passes.own_kernel
+    monkeypatch.setattr(passes, "own_kernel", lambda *a: counted.append(1) or true(*a))
     exact = tid.scores(QUERIES, DATA)
     assert not counted
     assert close(exact, tid_of(similarity="relative").scores(QUERIES, DATA))

@@ -265,8 +265,8 @@ def test_scores_are_the_mean_over_draws_taken_one_at_a_time(usual):
     tid, queries, scores = usual
     singles = []
     for m in range(2):
-        sides, _ = tid._prepare(queries, None, m, 0)
-        kernels, _ = tid._kernel(sides, len(queries), Noise(10).x, None, m, list(range(10)))
+        sides, _ = tid.passes.prepare(queries, None, m, 0)
+        kernels, _ = tid.passes.kernel(sides, len(queries), Noise(10).x, None, m, list(range(10)))
         singles.append(kernels**2)
     assert torch.allclose(torch.stack(singles).mean(0), scores, rtol=1e-5)
 
@@ -595,9 +595,9 @@ def test_a_pass_does_not_look_through_the_network_at_every_layer(usual, monkeypa
     asked = []
     true = calling.leading
     monkeypatch.setattr(calling, "leading", lambda network: asked.append(1) or true(network))
-    sides, _ = tid._prepare(queries, None, 0, 0)
+    sides, _ = tid.passes.prepare(queries, None, 0, 0)
     asked.clear()
-    tid._kernel(sides, len(queries), Noise(10).x, None, 0, list(range(10)))
+    tid.passes.kernel(sides, len(queries), Noise(10).x, None, 0, list(range(10)))
     assert len(tid.denoiser.layers) > 8
     assert len(asked) <= 4
 

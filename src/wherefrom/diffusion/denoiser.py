@@ -270,7 +270,11 @@ class Denoiser:
             least = torch.float32 if self.process.discrete else x_sigma.dtype
             least = getattr(self.call, "sigma_dtype", least)
             sigma = sigma.to(torch.promote_types(x_sigma.dtype, least))
-        return sigma.to(x_sigma.device, non_blocking=True).expand(len(x_sigma))
+        if sigma.ndim == 0:  # filled in by the device, to which nothing is copied
+            return torch.full(
+                x_sigma.shape[:1], sigma.item(), dtype=sigma.dtype, device=x_sigma.device
+            )
+        return sigma.to(x_sigma.device, non_blocking=True)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:

@@ -78,6 +78,10 @@ class Capture:
                 self.denoiser, self._modules, self._changed, tapped, batch, dtype
             )
 
+    def compiled(self, batch: int) -> bool:
+        """Whether batches of this size run compiled."""
+        return self._compiled is not None and self._compiled.takes(batch, tapped=False)
+
     def run(
         self,
         x_sigma: Tensor,

@@ -98,6 +98,7 @@ class Probe:
         self._compile = compile
         self._capture, self._levels = Capture(denoiser), Levels(denoiser)
         self._image_bytes: int | None = None
+        self._noises: dict[Any, Tensor] = {}  # of draws, where images are
         self.parts = self._capture.parts
         self._warned = False
         self._warn_of_frozen_layers()
@@ -214,11 +215,24 @@ class Probe:
     ) -> Outcome:
         """A batch at draw m, or where draws are not aligned at each image's own."""
         if self.aligned:
-            return self.at(x, cond, self.draws[m].sigma, self.draws[m].noise, consume, cotangent)
+            noise = self._noise(m, x)
+            return self.at(x, cond, self.draws[m].sigma, noise, consume, cotangent)
         own = [independent_draw(self.draws, role, index, m, self.own_level) for index in indices]
         sigma = torch.stack([draw.sigma for draw in own])
         noise = torch.stack([draw.noise for draw in own])
         return self.at(x, cond, sigma, noise, consume, cotangent)
+
+    def recordable(self, batch: int) -> bool:
+        """Whether passes of batches of this size can be recorded and replayed."""
+        cuda = self.denoiser.device.type == "cuda"
+        return cuda and self.aligned and self._capture.compiled(batch)
+
+    def _noise(self, m: int, x: Tensor) -> Tensor:
+        """A draw's noise where images x are, in their precision; copied there once."""
+        key = (m, x.dtype, x.device)
+        if key not in self._noises:
+            self._noises[key] = self.draws[m].noise.to(x.device, x.dtype)
+        return self._noises[key]
 
     def at(
         self,

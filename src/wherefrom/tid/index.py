@@ -32,7 +32,7 @@ from ..search.store import Made, VectorStore
 from ..search.trace import Trace
 from ..search.vectors import Dtype, Vectors
 from .angle import SelfKernels, Similarity
-from .sketching import Sketcher
+from .sketching import Sketched, Sketcher
 
 DIM = 2048
 _KIND, _SEED = "index", 0
@@ -110,11 +110,11 @@ class Index(Collection):
         size = tid.budget.fitting(check_batch_size(batch_size), image)
         tid.probe.prepare(size, length(dataset))
         own = tid.self_kernels(dataset)  # those that are found here serve exact scores too
-        with tid.denoiser.frozen():
+        with tid.denoiser.frozen(), sketcher.sketching(size, length(dataset)) as sketched:
             store = VectorStore.build(
                 _KIND,
                 dataset,
-                partial(_sketched, tid, sketcher, own=own),
+                partial(_vectors, tid, sketcher, sketched, own=own),
                 sketcher.dim,
                 _identity(tid, sketcher),
                 folder,
@@ -169,8 +169,9 @@ class Index(Collection):
                 "with aligned=False an image's draws are those of its place in the data set, which "
                 "an image that is appended has not got: build an index of all of them"
             )
-        with self.denoiser.frozen():
-            return _sketched(self.tid, self._sketcher, x, cond, places)
+        sketcher = self._sketcher
+        with self.denoiser.frozen(), sketcher.sketching(len(x), len(x)) as sketched:
+            return _vectors(self.tid, sketcher, sketched, x, cond, places)
 
     @outside_inference
     def query_vectors(
@@ -245,9 +246,10 @@ class Index(Collection):
         return float(found.float().mean())
 
 
-def _sketched(
+def _vectors(
     tid: Teacher,
     sketcher: Sketcher,
+    sketched: Sketched,
     x: Tensor,
     cond: Cond,
     places: Sequence[int],
@@ -258,10 +260,9 @@ def _sketched(
     """
     x, cond = tid.probe.move(x, cond)
     parts, lengths, draws = [], [], range(len(tid.draws))
-    made = [sketcher.sketched(x, cond, m, "train", places) for m in draws]
-    sketcher.check(
-        torch.stack([squares for _, squares, _ in made], 1), x, cond, "train", places, draws
-    )
+    made = [sketched(x, cond, m, places) for m in draws]
+    squared = torch.stack([squares for _, squares, _ in made], 1)
+    sketcher.check(squared, x, cond, "train", places, draws)
     for m, (vectors, squares, residual) in enumerate(made):
         if own is not None:
             own.noted(m, places, squares)

@@ -15,7 +15,8 @@ is the kernel's square on average, where the square of one would be too large by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -29,9 +30,12 @@ from ..factors.curvature import Curvature
 from ..factors.kernel import summed_gradient, weights
 from ..factors.own import compared, compared_part, squared_length
 from ..factors.probe import Role
+from ..factors.replay import Replayed, shared_pool
 from ..layers.kinds import Factors, Part
 
 _HALVES = 2
+# of a batch at a draw: vectors [B, dim], self-kernels [B], residuals [B]
+Sketched = Callable[[Tensor, Cond, int, Sequence[int]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Layout(NamedTuple):
@@ -129,6 +133,31 @@ class Sketcher:
 
         outcome = self._probe.run(x, cond, m, role, places, consume)
         return total.flatten(1), own, outcome.residual()
+
+    @contextmanager
+    def sketching(self, batch: int, images: int) -> Iterator[Sketched]:
+        """`sketched` of training images, for batch after batch of so many: recorded and replayed
+        where that is worth it.
+        """
+
+        def replayed(m: int) -> Replayed:
+            def work(x: Tensor, cond: Cond, places: Sequence[int]) -> tuple[Tensor, ...]:
+                return self.sketched(x, cond, m, "train", places)
+
+            return Replayed(work, images // batch, self._probe.recordable(batch), pool)
+
+        with ExitStack() as stack:
+            # draws take turns, so that their recordings can lie in the same memory
+            pool = shared_pool(self._probe.denoiser.device)
+            draws = [stack.enter_context(replayed(m)) for m in range(len(self._probe.draws))]
+
+            def sketched(
+                x: Tensor, cond: Cond, m: int, places: Sequence[int]
+            ) -> tuple[Tensor, Tensor, Tensor]:
+                vectors, own, residual = draws[m](x, cond, places)
+                return vectors, own, residual
+
+            yield sketched
 
     def check(
         self,

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..attribution.attributor import Attributor, Chunks
-from ..data.batch import check_batch
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_denoiser, check_model
@@ -25,29 +24,16 @@ from ..diffusion.draws import Draw, Draws
 from ..diffusion.streams import Streams
 from ..errors import WherefromError, say, whole
 from ..factors.curvature import Curvature, CurvatureKind
-from ..factors.kernel import (
-    Normalize,
-    Path,
-    Side,
-    choose,
-    compare,
-    compared_bytes,
-    gram,
-    plain_side,
-    preconditioned_side,
-    weights,
-)
+from ..factors.kernel import Normalize
 from ..factors.needs import check_query
-from ..factors.own import own_kernel
-from ..factors.probe import Health, Precision, Probe, Target
-from ..factors.together import Stack, Together
-from ..layers.kinds import Factors, Part
+from ..factors.probe import Precision, Probe, Target
 from ..running.memory import Budget
 from ..running.modes import outside_inference
 from ..running.progress import bar
 from ..search.vectors import Dtype
 from .angle import SelfKernels, Similarity, squared
 from .index import DIM, Index
+from .passes import Comparison, Passes
 from .settings import Correction, Settings
 
 _SCORES = 2**26  # elements of the largest chunk of the score matrix that is held
@@ -103,6 +89,7 @@ class TID(Attributor):
         self.budget = Budget(denoiser.device, memory)
         self.probe = Probe(denoiser, draws, target, aligned, precision=precision, compile=compile)
         self.curvature = Curvature(self.probe, curvature, normalize, damping)
+        self.passes = Passes(self.curvature, self.settings)
         self._folder: Folder | None = None  # where the curvature is kept
         self._own: tuple[str, SelfKernels] | None = None  # of the last training set
         share = denoiser.coverage().share
@@ -177,41 +164,18 @@ class TID(Attributor):
         which matters to the "relative" similarity alone.
         """
         self.curvature.check_unchanged()
-        return self._pairwise(x, draw, cond, tapped=False)[0]
+        return self.passes.pairwise(x, draw, cond, tapped=False)[0]
 
     @outside_inference
     def pairwise_and_streams(
         self, x: Tensor, draw: Draw, cond: Cond = None
     ) -> tuple[Tensor, Streams]:
         """`pairwise`, and the activations of the denoiser's blocks, of one and the same pass."""
-        return self._pairwise(x, draw, cond, tapped=True)
+        return self.passes.pairwise(x, draw, cond, tapped=True)
 
     def compile_pairwise(self, batch: int) -> None:
         """Run `pairwise_and_streams` of batches of this size compiled from now on."""
         self.probe.compile(batch, tapped=True)
-
-    def _pairwise(self, x: Tensor, draw: Draw, cond: Cond, tapped: bool) -> tuple[Tensor, Streams]:
-        self.curvature.check_fitted()
-        roots, normalize = self.curvature.roots, self.settings.normalize
-        check_batch(x, cond)
-        self.probe.check_shape(tuple(x.shape[1:]), "the batch")
-        x, cond = self.probe.move(x, cond)
-        if self.probe.always_compiled:
-            self.probe.compile(len(x), tapped)
-        dtype = torch.promote_types(self.probe.dtype, torch.float32)
-        kernel = torch.zeros(len(x), len(x), device=x.device, dtype=dtype)
-
-        def consume(stack: Stack) -> None:
-            scale = weights(stack.parts[0], stack.factors, normalize)
-            kernel.add_(gram(stack, scale, roots))
-
-        def makes(part: Part, b: Tensor) -> int:
-            return compared_bytes(part, b, len(b), choose(part, b.shape[1], len(b)))
-
-        with Together(consume, makes) as together:
-            outcome = self.probe.at(x, cond, draw.sigma, draw.noise, together, tapped=tapped)
-        own = kernel.diagonal()
-        return squared(kernel, self.settings.similarity, own, own), outcome.streams
 
     def _chunks(
         self,
@@ -238,16 +202,19 @@ class TID(Attributor):
                     for m in range(draws):
                         for first in groups:
                             some = slice(first, first + group)
-                            sides, mine = self._prepare(
+                            sides, mine = self.passes.prepare(
                                 queries[some], cond_rows(cond, some), m, first
                             )
-                            for place in range(0, len(x), size):
-                                rows = slice(place, place + size)
-                                batch = x[rows], cond_rows(train_cond, rows)
-                                tau[some, rows] += (
-                                    self._tau(sides, mine, own, *batch, m, indices[rows]) / draws
-                                )
-                                progress.update(len(indices[rows]))
+                            with self.passes.comparing(
+                                sides, len(mine), m, size, len(x)
+                            ) as compare:
+                                for place in range(0, len(x), size):
+                                    rows = slice(place, place + size)
+                                    batch = x[rows], cond_rows(train_cond, rows), indices[rows]
+                                    tau[some, rows] += (
+                                        self._tau(compare, mine, own, *batch, m) / draws
+                                    )
+                                    progress.update(len(indices[rows]))
                             sides.clear()  # before the next are made
                         if not bool(torch.isfinite(tau).all()):
                             probe.diagnose(x, train_cond, [m], "train", indices)
@@ -271,96 +238,25 @@ class TID(Attributor):
             self._own = data, SelfKernels(self._folder, under, *size, self.denoiser.device)
         return self._own[1]
 
-    def _prepare(self, x: Tensor, cond: Cond, m: int, first: int) -> tuple[dict[str, Side], Tensor]:
-        """The queries' side of every part at one draw, and their self-kernels [Q] where the
-        similarity asks for them.
-        """
-        sides: dict[str, Side] = {}
-        mine = torch.zeros(len(x), device=x.device, dtype=torch.float64)
-        roots, health = self.curvature.roots, Health()
-
-        def consume(part: Part, factors: Factors) -> None:
-            health.add(factors)
-            path = choose(part, factors.b.shape[1], len(x))
-            scale = weights(part, factors, self.settings.normalize)
-            sides[part.name] = preconditioned_side(part, factors, scale, roots[part.name], path)
-            if self.settings.similarity == "cosine":
-                mine.add_(own_kernel(part, factors, scale, roots[part.name]))
-
-        indices = list(range(first, first + len(x)))
-        self.probe.run(x, cond, m, "query", indices, consume)
-        health.check(lambda: self.probe.diagnose(x, cond, [m], "query", indices))
-        return sides, mine
-
     def _tau(
         self,
-        sides: dict[str, Side],
+        compare: Comparison,
         mine: Tensor,
         own: SelfKernels | None,
         x: Tensor,
         cond: Cond,
-        m: int,
         indices: list[int],
+        m: int,
     ) -> Tensor:
         """tau of every query with a batch of training images at one draw, [Q, B]."""
+        known = None if own is None else own.at(m, indices)
+        asked = own is not None and known is None
+        kernel, found = compare(x, cond, indices, asked)
         if own is None:
-            return self._kernel(sides, len(mine), x, cond, m, indices)[0].float() ** 2
-        known = own.at(m, indices)
-        kernel, found = self._kernel(sides, len(mine), x, cond, m, indices, own=known is None)
+            return kernel.float() ** 2
         if known is None:
             known = own.noted(m, indices, found)
         return squared(kernel, self.settings.similarity, mine, known).float()
-
-    def _kernel(
-        self,
-        sides: dict[str, Side],
-        queries: int,
-        x: Tensor,
-        cond: Cond,
-        m: int,
-        indices: list[int],
-        own: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """<g_q, G^-1 g_i> of every query with a batch of training images, times the correction,
-        [Q, B]; and, where they are asked for, the images' self-kernels [B].
-        """
-        curvature, correction = self.curvature, self.settings.correction
-        total: Tensor | None = None
-        alone = torch.zeros(len(x), device=x.device, dtype=torch.float64)
-        asked = own or correction == "leverage"
-
-        def consume(stack: Stack) -> None:
-            nonlocal total
-            scale = weights(stack.parts[0], stack.factors, self.settings.normalize)
-            if asked:
-                for part, factors, *own in stack.each(*scale):
-                    roots = curvature.roots[part.name]
-                    alone.add_(own_kernel(part, factors, (own[0], own[1]), roots))
-            if path(stack.parts[0]) is None:
-                return
-            side = Side.stacked([sides[part.name] for part in stack.parts])
-            plain = plain_side(stack.parts[0], stack.factors, scale, side.path)
-            found = compare(side, plain.split(len(stack.parts)))
-            total = found if total is None else total.add_(found)
-
-        def path(part: Part) -> Path | None:
-            """None: no gradient of a query reaches it."""
-            return sides[part.name].path if part.name in sides else None
-
-        def makes(part: Part, b: Tensor) -> int:
-            way = path(part)
-            return 0 if way is None else compared_bytes(part, b, queries, way)
-
-        with Together(consume, makes, by=path) as together:
-            outcome = self.probe.run(x, cond, m, "train", indices, together)
-        if total is None:  # no layer has gradients of both
-            total = alone.new_zeros(queries, len(x))
-        if correction is not None:
-            total = total * outcome.residual()
-        if correction == "leverage":
-            leverage = alone / curvature.observations
-            total = total / (1 - leverage.clamp(max=0.999)).to(total.dtype)
-        return total, alone
 
     # --- on disk --------------------------------------------------------------------------------
 

@@ -1,0 +1,156 @@
+"""A pass that is made again and again over batches of one make: recorded once, then replayed. A GPU
+is done with small layers before Python has asked for the next; a recording asks for all at once.
+
+Only CUDA has recordings (CUDA graphs). What is recorded is what the device does, so a pass in which
+Python looks at the device's numbers, or hands it new ones, cannot be; the last batch is therefore
+made once more without the recording and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..data.items import Cond, map_cond
+from ..errors import WherefromError, say
+
+# of a batch x [B, ...], its conditions and the places of its images in the data set
+Pass = Callable[[Tensor, Cond, Sequence[int]], tuple[Tensor, ...]]
+_REPAYS = 32  # batches that repay recording, and the two more that are made without it
+_WITHIN = 0.05  # of a result's largest entry, by which two passes may differ in bf16
+
+
+class Replayed:
+    """One pass over many batches; inside `with`, so that the last is compared.
+
+    Args:
+        work: the pass. Its results depend on the batch alone.
+        batches: how many there will be.
+        recordable: whether the pass may be recorded at all.
+        pool: memory that recordings which are not replayed at the same time share.
+    """
+
+    def __init__(self, work: Pass, batches: int, recordable: bool, pool: Any = None) -> None:
+        self._work, self._pool = work, pool
+        self._worth = recordable and batches >= _REPAYS
+        self._make: Any = None  # of the batches that are replayed
+        self._recording: Recording | None = None
+
+    def __call__(self, x: Tensor, cond: Cond, places: Sequence[int]) -> tuple[Tensor, ...]:
+        """The pass of a batch."""
+        make = _make(x, cond)
+        if not self._worth or self._make not in (None, make):
+            return self._work(x, cond, places)
+        if self._make is None:  # the first looks at the network, and compiles it
+            self._make = make
+            return self._work(x, cond, places)
+        if self._recording is None:
+            try:
+                self._recording = recorded(self._work, x, cond, places, self._pool)
+            except NotRecorded as error:
+                say(f"passes are not recorded and take longer: {error}")
+                self._worth = False
+                return self._work(x, cond, places)
+        return self._recording.replay(x, cond, places)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        recording, self._recording = self._recording, None
+        if recording is None or error is not None:
+            return
+        for found, made in zip(recording.results, self._work(*recording.last), strict=True):
+            if not _alike(found, made):
+                raise WherefromError(
+                    "a pass that was recorded and replayed is not the pass itself: this network "
+                    "hands the device numbers that change from batch to batch; give compile=False"
+                )
+
+
+class NotRecorded(Exception):
+    """A pass of which there can be no recording."""
+
+
+class Recording:
+    """A pass as the device will make it again, on what its inputs hold then."""
+
+    def __init__(self, x: Tensor, cond: Cond) -> None:
+        self._x, self._cond = x.clone(), map_cond(cond, Tensor.clone)
+        self._places: Sequence[int] = ()
+        self._graph = torch.cuda.CUDAGraph()
+        self.results: tuple[Tensor, ...] = ()
+
+    @property
+    def last(self) -> tuple[Tensor, Cond, Sequence[int]]:
+        """The batch that was replayed last."""
+        return self._x, self._cond, self._places
+
+    def record(self, work: Pass, places: Sequence[int], pool: Any) -> None:
+        """Write down what the device is asked for; it does nothing yet."""
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):
+                self.results = work(self._x, self._cond, places)
+        finally:
+            torch.cuda.set_stream(stream)  # which a recording that failed leaves behind
+
+    def replay(self, x: Tensor, cond: Cond, places: Sequence[int]) -> tuple[Tensor, ...]:
+        """The results of another batch; the next one does not change them."""
+        self._x.copy_(x)
+        self._places = places
+        if isinstance(self._cond, dict):
+            assert isinstance(cond, dict)
+            for key, value in self._cond.items():
+                value.copy_(cond[key])
+        elif self._cond is not None:
+            assert isinstance(cond, Tensor)
+            self._cond.copy_(cond)
+        self._graph.replay()
+        return tuple(result.clone() for result in self.results)
+
+
+def recorded(work: Pass, x: Tensor, cond: Cond, places: Sequence[int], pool: Any) -> Recording:
+    """A recording of the pass of a batch like this one."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:  # in a recording, whoever waits for the device spoils more than itself
+        work(x, cond, places)
+    except RuntimeError as error:
+        raise NotRecorded(f"one waits for the device ({str(error).splitlines()[0]})") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    recording = Recording(x, cond)
+    try:
+        recording.record(work, places, pool)
+    except RuntimeError as error:
+        raise NotRecorded(str(error).splitlines()[0]) from error
+    return recording
+
+
+def shared_pool(device: torch.device) -> Any:
+    """Memory that several recordings on a device may share."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def _make(x: Tensor, cond: Cond) -> Any:
+    """What is equal for batches that one recording serves."""
+    rows = cond if isinstance(cond, dict) else {"": cond}
+    kinds = [(key, None if v is None else (v.shape, v.dtype)) for key, v in rows.items()]
+    return x.shape, x.dtype, tuple(kinds)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two results of a batch are equal but for rounding."""
+    one, other = one.double(), other.double()
+    within = _WITHIN * float(other.abs().amax()) if other.numel() else 0.0
+    return bool(torch.allclose(one, other, rtol=0.0, atol=within, equal_nan=True))
