@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--queries", type=int, default=40)
     parser.add_argument("--samples", type=int, default=2000, help="of the curvature")
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     folder, preset = arguments.folder, wherefrom.preset(arguments.preset)
@@ -104,16 +105,18 @@ def main() -> None:
     draws = wherefrom.Draws(process, shape, count=arguments.draws)
     about = {"preset": preset.name, "parameters": parameters(network), "images": len(data)}
     report = Report(folder / "results.json", machine=machine(), torch=torch.__version__, **about)
-    report.note(draws=arguments.draws, queries=len(made))
+    report.note(draws=arguments.draws, queries=len(made), batch=arguments.batch)
     rows: dict[str, Any] = {}
     for similarity in SIMILARITIES:
         tid = wherefrom.TID(denoiser, draws, similarity=similarity)  # type: ignore[arg-type]
-        tid.fit(data, samples=arguments.samples, store=folder / "curvature")
-        exact = kept(folder / f"{similarity}.pt", lambda tid=tid: tid.scores(queries, data))
+        tid.fit(data, arguments.batch, samples=arguments.samples, store=folder / "curvature")
+        exact = kept(
+            folder / f"{similarity}.pt", lambda tid=tid: tid.scores(queries, data, arguments.batch)
+        )
         rows[similarity] = {}
         for dim in arguments.dims:
             started = time.perf_counter()
-            index = tid.index(data, folder / f"index-{dim}", dim=dim)
+            index = tid.index(data, folder / f"index-{dim}", dim=dim, batch_size=arguments.batch)
             row: dict[str, Any] = {"dim": index.dim, "indexing, s": time.perf_counter() - started}
             row |= agreement(index.scores(queries), exact)
             row["KiB an image"] = index.store.item_bytes / 1024
