@@ -127,17 +127,14 @@ class TID(Attributor):
         return ((start, tau) for start, tau, _ in self.halved(queries, dataset, batch_size))
 
     def halved(
-        self,
-        queries: Queries,
-        dataset: Dataset,
-        batch_size: int,
-        places: Sequence[int] | None = None,
+        self, queries: Queries, dataset: Dataset, batch_size: int, of: Sequence[int] | None = None
     ) -> Halved:
-        """`chunks`, and the sums over even and over odd draws, [2, Q, n]; of one draw, None."""
+        """`chunks`, and the sums over even and over odd draws, [2, Q, n]; of one draw, None. `of`:
+        places of the items that are meant; None: all.
+        """
         x, cond = self.curvature.ready(queries, dataset, batch_size)
         check_query(self.probe, cond)
-        places = range(length(dataset)) if places is None else places
-        return self._chunks(x, cond, dataset, batch_size, places)
+        return self._chunks(x, cond, dataset, batch_size, of or range(length(dataset)))
 
     @outside_inference
     def scores_of(
