@@ -249,8 +249,8 @@ class Page:
     def _groups(self) -> Html:
         told = self.told
         how = (
-            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The "
-            "upright mark is the group's share of the training set: hits drawn blindly would fall there. "
+            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The upright "
+            "mark is the group's share of the training set: hits drawn blindly would fall there. "
             "The thin line is an interval of 95 %, found by drawing queries again with "
             f"replacement, and of each its hits, {RESAMPLES:,} times from seed 0; a group with "
             "none or all of n hits gets 3 / n of room. Of twenty groups that do not matter, one "
