@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from PIL import Image
 from torch.utils.data import Subset
 
 import wherefrom
-from helpers import Noise, small_dit
+from helpers import Noise, small_dit, stirred
 from wherefrom.attribution.apart import standing_apart
 from wherefrom.attribution.groups import chosen_columns, totals
 from wherefrom.attribution.markup import tag, text
@@ -150,6 +151,7 @@ def test_every_query_stands_beside_its_most_and_least_influential_images(page, t
             assert f"+{float(above):.1f} sd" in card["text"]
         share = round(float(hits.stability[query]) * 8)
         assert f"{share} of the top 8 are the same in both halves" in card["text"]
+        assert ("more draws may change" in card["text"]) == (share < 4)
     assert "percentile 100" in cards[0]["text"]
 
 
@@ -381,6 +383,21 @@ def test_an_attribution_of_the_library_is_reported_from_end_to_end(tmp_path):
     assert page.all("td")[0]["text"].startswith("Pixel")
 
 
+def test_the_guides_example_runs(tmp_path, monkeypatch):
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    code = re.search(r"<!-- tried: report -->\n\n```python\n(.*?)```", guide, re.DOTALL).group(1)
+    dataset = Noise(20)
+    draws = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    denoiser = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
+    tid = wherefrom.TID(denoiser, draws).fit(dataset)
+    monkeypatch.chdir(tmp_path)
+    artists = ["A", "B"] * 10
+    exec(code, {"tid": tid, "images": dataset.x[:2], "dataset": dataset, "artists": artists})
+    names = {"report.html", "hits.png", "hits.csv", "hits.json"}
+    assert {one.name for one in tmp_path.iterdir()} == names
+    assert [one["text"] for one in parsed(tmp_path / "report.html").all("h3")][-1] == "By artist"
+
+
 # --- groups ---------------------------------------------------------------------------------------
 
 
@@ -414,10 +431,12 @@ def test_intervals_are_those_of_drawing_queries_and_their_hits_again():
 
 
 def test_a_group_without_hits_is_not_known_to_have_none():
-    groups = {one.name: one for one in totals(["a"] * 5 + ["b"] * 95, torch.full((2, 8), 50))}
-    assert (groups["a"].low, groups["a"].high) == (0, 3 / 16)
+    groups = {one.name: one for one in totals(["a"] * 5 + ["b"] * 95, torch.full((12, 8), 50))}
+    assert (groups["a"].low, groups["a"].high) == (0, 3 / 12)
     assert groups["a"].verdict == "as many"
-    assert (groups["b"].low, groups["b"].high) == (1 - 3 / 16, 1)
+    assert (groups["b"].low, groups["b"].high) == (1 - 3 / 12, 1)
+    alone = totals(["a"] * 50 + ["b"] * 50, torch.full((1, 8), 50))
+    assert {one.verdict for one in alone} == {"as many"}  # of one query nothing is known
 
 
 def test_many_groups_are_counted_together_and_shares_add_up():
