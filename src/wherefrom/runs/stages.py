@@ -86,9 +86,7 @@ class Stages:
         save_json(folder / _NOTE, {**note, "finished": True, "seconds": taken})
         self.tell(f"{words}: done in {clock(taken)}")
 
-    def _begins(
-        self, name: str, parts: Mapping[str, Any], words: str, before: Made | None
-    ) -> str:
+    def _begins(self, name: str, parts: Mapping[str, Any], words: str, before: Made | None) -> str:
         if before is not None:
             return f"{words}, from where it was interrupted"
         others = [one for one in self.all() if one.name == name]
@@ -116,9 +114,7 @@ def _made(folder: Path) -> Made:
         raise WherefromError(
             f"{folder / _NOTE} is damaged or was edited: delete {folder} to make it again"
         )
-    return Made(
-        content["stage"], folder, content["parts"], content["finished"], content["seconds"]
-    )
+    return Made(content["stage"], folder, content["parts"], content["finished"], content["seconds"])
 
 
 def _time(folder: Path) -> float:

@@ -23,7 +23,7 @@ from ..data.digits import digits
 from ..data.fingerprint import data_fingerprint
 from ..data.folder import Folder, folder
 from ..data.items import Dataset, item_shape
-from ..data.sidecars import captions_of
+from ..data.sidecars import captions_of, metadata_columns
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError, whole
 from ..models.dit import DiT
@@ -33,7 +33,18 @@ from .settings import DataTable, Settings
 from .space import PipelineSpace, PixelSpace, Space
 from .stages import Stages
 
-_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
+_CIFAR10 = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
 _TABLES = (".csv", ".jsonl", ".parquet")
 
 
@@ -94,6 +105,13 @@ def _images(data: DataTable, place: Path, size: Any, channels: int) -> tuple[Dat
     return found, found.classes
 
 
+def known_classes(settings: Settings, place: Path) -> list[str] | None:
+    """The names of the classes of images for a network of pixels, found without it."""
+    if not settings.data.labels:
+        return None
+    return _images(settings.data, place, None, 3)[1]
+
+
 def _of_preset(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
     assert settings.model.preset is not None
     one, data, seed = preset(settings.model.preset), settings.data, settings.model.seed
@@ -139,9 +157,7 @@ def _trained(
     settings: Settings, one: Preset, first: DiT, dataset: Dataset, stages: Stages
 ) -> nn.Module:
     """The network, trained or, where it is there, read."""
-    given = {
-        key: value for key, value in vars(settings.train).items() if value is not None
-    }
+    given = {key: value for key, value in vars(settings.train).items() if value is not None}
     how = {**one.training, **given}
     # a short run cannot have the preset's warm-up and decay: they keep their shares of it
     share = how["steps"] / one.steps
@@ -212,10 +228,10 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
     classes = _classes(pipe, found)
     space = PipelineSpace(pipe, model, classes, settings.generate.steps, settings.generate.guidance)
     captions = _captions(data, place, found)
-    texts = captions_of(found, captions) if model.encoder.names and captions is None else captions
+    texts = captions if not model.encoder.names else _texts(found, captions, images)
     parts = {
         "the pictures": data_fingerprint(found),
-        "captions": None if texts is None else fingerprint(texts),
+        "the captions": fingerprint(texts),
         "the encoders": fingerprint(model.encoder.identity()),
     }
     words = f"encoding {len(found):,} images"
@@ -232,6 +248,18 @@ def _captions(data: DataTable, place: Path, found: Folder) -> Any:
     if data.captions is not None and Path(data.captions).suffix in _TABLES:
         return str(below(place, data.captions).absolute())
     return data.captions
+
+
+def _texts(found: Folder, captions: Any, images: Path) -> Any:
+    """What captions say, where they are a column or a file."""
+    table = isinstance(captions, str) and Path(captions).suffix in _TABLES
+    if (
+        captions is None
+        or table
+        or (isinstance(captions, str) and captions in metadata_columns(images))
+    ):
+        return captions_of(found, captions)
+    return captions
 
 
 def _classes(pipe: Any, found: Folder) -> list[str] | None:
