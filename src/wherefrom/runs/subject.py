@@ -229,7 +229,12 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
     classes = _classes(pipe, found)
     space = PipelineSpace(pipe, model, classes, settings.generate.steps, settings.generate.guidance)
     captions = _captions(data, place, found)
-    texts = captions if not model.encoder.names else _texts(found, captions, images)
+    texts = _texts(found, captions, images) if model.encoder.names else None
+    if texts is None and model.encoder.names:
+        raise WherefromError(
+            f"{type(pipe).__name__} generates from prompts or classes, and {images} has neither: "
+            "put captions beside the images, or set captions or labels = true in [data]"
+        )
     parts = {
         "the set of pictures": data_fingerprint(found),
         "the text of the captions": fingerprint(texts),
