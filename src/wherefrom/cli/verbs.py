@@ -261,11 +261,11 @@ def attribute(
         rows, taken = kept.described(pictures), here.seconds
         if json_:
             how = {"run": str(run), "method": about.get("method"), "seconds": round(taken, 2)}
-            show_json({**how, "kept": str(kept.folder), "queries": rows})
+            show_json({**how, "report": str(kept.page), "queries": rows})
             return
         for row in rows:
             _show_hits(row, str(about.get("method")))
-        show(f"kept in {kept.folder} ({clock(taken)})")
+        show(f"the same with pictures: {kept.page} ({clock(taken)})")
 
 
 def _show_hits(row: dict[str, Any], method: str) -> None:

@@ -273,7 +273,10 @@ class Run:
             else:
                 hits = found.search(items, top_k, exact=exact, dataset=dataset, tid=self.fit())
             Kept.keep(kept, hits, queries, top_k, self.subject.parts["the set of training images"])
-        return Kept.open(kept)
+        found_now = Kept.open(kept)
+        if not exists(found_now.page):
+            self._write_page(found_now)
+        return found_now
 
     def kept(self, names: Sequence[str] | None = None) -> list[Kept]:
         """The attributions that the run keeps, all or some by name."""
@@ -328,7 +331,20 @@ class Run:
             raise WherefromError(
                 f"{self.folder} has attributed nothing yet: wherefrom attribute {self.folder} IMAGE"
             )
-        raise NotImplementedError
+        self.stages.idle = True
+        for one in found:
+            if one.data != self.subject.parts["the set of training images"]:
+                raise WherefromError(
+                    f"the attribution {one.name} is of other training images than run.toml names "
+                    "now: name others to report"
+                )
+            self._write_page(one)
+            yield one.page
+
+    def _write_page(self, kept: Kept) -> None:
+        asked = [read_query(path).image for path in kept.images]
+        pictures, denoiser = self.pictures, self.subject.denoiser
+        kept.hits.report(kept.page, pictures, asked, model=denoiser)
 
     def check_condition(self, cond: Asked) -> None:
         """Refuse, before anything long begins, a class that the run's images have not got."""

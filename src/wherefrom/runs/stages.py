@@ -38,10 +38,13 @@ class Made:
 
 
 class Stages:
-    """The stages of a run's folder; `tell` is told what begins, goes on or is over."""
+    """The stages of a run's folder; `tell` is told what begins, goes on or is over.
+
+    `idle`: what is not made is refused, in place of being made.
+    """
 
     def __init__(self, folder: Path, tell: Tell) -> None:
-        self.folder, self.tell = folder, tell
+        self.folder, self.tell, self.idle = folder, tell, False
 
     def place(self, name: str, parts: Mapping[str, Any]) -> Path:
         """The folder of a stage that depends on these parts."""
@@ -71,6 +74,11 @@ class Stages:
         if before is not None and before.finished:
             yield folder
             return
+        if self.idle:
+            raise WherefromError(
+                f"run.toml in {self.folder} has changed since, and {words} would come first: run "
+                f"`wherefrom attribute {self.folder} IMAGE` again, or change it back"
+            )
         check_folder(folder)
         self.tell(self._begins(name, parts, words, before))
         spent, started = 0.0 if before is None else before.seconds, time.monotonic()
