@@ -13,17 +13,8 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// An image that shows its pixels where it has only a few of them.
 export function picture(source, alt) {
-  const image = make("img", { src: source, alt, decoding: "async", draggable: "false" });
-  pixelated(image);
-  return image;
-}
-
-export function pixelated(image) {
-  const look = () => image.classList.toggle("tiny", image.naturalWidth < 128);
-  image.addEventListener("load", look);
-  if (image.complete) look();
+  return make("img", { src: source, alt, decoding: "async", draggable: "false" });
 }
 
 export const counted = (number) => number.toLocaleString("en");

@@ -2,12 +2,11 @@
 // and the switches that leave it or its groups out.
 
 import { ask } from "./api.js";
-import { $, counted, make, picture, pixelated } from "./dom.js";
+import { $, counted, make, picture } from "./dom.js";
 import { itemImage, words } from "./sources.js";
 
 let shown = null; // the id of the one that is open: answers for others come too late
 
-pixelated($("item-image"));
 $("item-close").addEventListener("click", () => $("item").close());
 $("item").addEventListener("click", (event) => {
   if (event.target === $("item")) $("item").close(); // beside it

@@ -1,7 +1,7 @@
 // The page: what is asked, what comes back, and what is left out of it.
 
 import { Refused, ask, follow } from "./api.js";
-import { $, calm, counted, make, picture, pixelated, say } from "./dom.js";
+import { $, calm, counted, make, picture, say } from "./dom.js";
 import { open } from "./item.js";
 import { show, waiting, words } from "./sources.js";
 
@@ -102,7 +102,7 @@ function begin(title, label) {
   const mine = working(label);
   current = null;
   steps = [];
-  $("asked-title").textContent = title;
+  $("asked-said").textContent = title;
   $("notes").replaceChildren();
   for (const part of ["steps", "then", "image"]) $(part).hidden = true;
   $("nothing").hidden = true;
@@ -167,7 +167,7 @@ function finished(query) {
   exact = false;
   const at = (step) => `/api/queries/${query.id}/image${step === undefined ? "" : `?step=${step}`}`;
   steps = query.steps.map((step, place) => ({ ...step, image: step.picture ? at(place) : null }));
-  $("asked-title").textContent = query.title;
+  $("asked-said").textContent = query.title;
   image(at(), `The image: ${query.title}`);
   $("notes").replaceChildren(...query.notes.map((note) => make("li", {}, note)));
   $("steps").hidden = steps.length < 2;
@@ -291,7 +291,7 @@ function nothing() {
   steps = [];
   for (const part of ["image", "steps", "then"]) $(part).hidden = true;
   $("nothing").hidden = false;
-  $("asked-title").textContent = "An image";
+  $("asked-said").textContent = "";
   $("found-said").textContent = `are among these ${counted(about.items)} training images`;
   waiting(about.some, about.of, to);
 }
@@ -334,7 +334,6 @@ async function start() {
   if (queries.length && !current && turn === 0) again(queries[0].id);
 }
 
-pixelated($("image"));
 $("ask").addEventListener("submit", (event) => { event.preventDefault(); generate(); });
 $("dice").addEventListener("click", () => {
   $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 100000;

@@ -67,18 +67,20 @@ function fresh(source, of, to) {
 }
 
 function fill(card, source, rank, share) {
-  const above = source.standardised == null ? null : `${source.standardised.toFixed(1)} σ`;
-  const score = above === null ? source.score.toPrecision(3) : `+${above}`.replace("+-", "−");
+  // where scores stand among all is known, that is said; otherwise how far they are from the best
+  const above = source.standardised == null ? null : source.standardised.toFixed(1);
+  const percent = Math.round(100 * share);
+  const score = above === null ? `${percent} %` : `${above < 0 ? "−" : "+"}${Math.abs(above)} σ`;
   const moved = source.was && source.was !== rank ? `was #${source.was}` : "";
-  const said = above === null ? `score ${score}` : `${above} above the mean`;
+  const said = above === null ? `${percent} % of the best score`
+    : `${above} standard deviations above the mean of all training images`;
   card.querySelector(".open").setAttribute("aria-label", `${rank}: ${words(source)}, ${said}`);
   card.querySelector(".rank").textContent = `#${rank}`;
   card.querySelector(".name").textContent = source.name;
   card.querySelector(".name").title = source.name;
   card.querySelector(".score").textContent = score;
-  card.querySelector(".score").title = above === null ? "score"
-    : `standard deviations above the mean of all training images; score ${source.score.toPrecision(4)}`;
-  card.querySelector(".bar i").style.width = `${Math.round(100 * Math.min(1, share))}%`;
+  card.querySelector(".score").title = `${said}; score ${source.score.toPrecision(4)}`;
+  card.querySelector(".bar i").style.width = `${Math.max(0, percent)}%`;
   card.querySelector(".was").textContent = moved;
   card.querySelector(".caption").textContent = source.caption || "";
 }
