@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..attribution.pictures import Metadata, Pictures
 from ..data.items import Dataset
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
@@ -45,7 +46,7 @@ class Bench:
     name: str
     denoiser: Denoiser
     dataset: Dataset
-    pictures: Any
+    pictures: Pictures
     draws: Draws
     space: Space
     collection: Bank | Index | None = None
@@ -81,7 +82,7 @@ def plain_bench(
     draws: Draws,
     *,
     name: str = "run",
-    pictures: Any = None,
+    metadata: Metadata | None = None,
     collection: Bank | Index | None = None,
     tid: TID | None = None,
     classes: Sequence[str] | None = None,
@@ -91,6 +92,7 @@ def plain_bench(
 ) -> Bench:
     """A bench of a network of pixels, as the built-in ones are.
 
+    metadata: what else is known of the pictures.
     steps, guidance: of its sampler.
     """
     names = None if classes is None else list(classes)
@@ -99,7 +101,7 @@ def plain_bench(
         name,
         denoiser,
         dataset,
-        pictures,
+        Pictures(dataset, metadata),
         draws,
         space,
         collection,

@@ -74,10 +74,11 @@ class PixelSpace:
         self.steps, self.guidance = steps, guidance
 
     def query(self, image: Image, cond: Asked) -> Any:
-        channels, *size = self.shape
+        channels, *sides = self.shape
+        size = sides[0], sides[1]
         with decoding("the picture"):
-            seen = resize_image(as_mode(upright(image), channels, "the picture"), (*size,))
-            x = scaled(crop(to_bytes(seen), (*size,), None))
+            seen = resize_image(as_mode(upright(image), channels, "the picture"), size)
+            x = scaled(crop(to_bytes(seen), size, None))
         number = class_number(cond, self.classes)
         return x if number is None else (x, torch.tensor(number))
 
