@@ -188,7 +188,7 @@ class Asking:
         query, kept, count = self.gallery.query(name), self.gallery.tensors(name), len(self.items)
         share = self._candidates / count if share is None else share
         candidates = min(count, math.ceil(share * count))
-        with told(_progress(job)):
+        with _noted() as said, told(_progress(job)):
             hits = self.collection.search(
                 [_item(kept)],
                 min(_SETTLED, candidates),
@@ -197,7 +197,7 @@ class Asking:
                 tid=self.bench.tid,
             )
         settled = {"share": share, "candidates": candidates, "sources": _pairs(hits)}
-        return summary(self.gallery.settle(query.id, settled))
+        return summary(self.gallery.settle(query.id, settled, said))
 
     def nearest(self, number: int, job: Job) -> dict[str, Any]:
         """The sources of a training image, other than itself."""

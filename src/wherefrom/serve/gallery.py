@@ -133,9 +133,10 @@ class Gallery:
             self.forget(name)
         return query
 
-    def settle(self, name: str, settled: dict[str, Any]) -> Query:
+    def settle(self, name: str, settled: dict[str, Any], notes: list[str]) -> Query:
         """Keep what exact TID said of a query."""
-        query = replace(self.query(name), settled=settled)
+        query = self.query(name)
+        query = replace(query, settled=settled, notes=list(dict.fromkeys(query.notes + notes)))
         self._write(query, self.tensors(name))
         with self._lock:
             if name in self._queries:  # it may have been forgotten meanwhile

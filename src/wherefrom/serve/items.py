@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attribution.pictures import Pictures
 from ..attribution.top import both_ends
 from ..errors import WherefromError
 from ..runs.bench import Bench
@@ -39,7 +38,7 @@ class Items:
 
     def __init__(self, bench: Bench, ids: Tensor) -> None:
         self.ids = ids  # [N], ascending
-        self._pictures = Pictures(bench.dataset) if bench.pictures is None else bench.pictures
+        self._pictures = bench.pictures
         if len(ids) == 0 or len(self._pictures) <= int(ids[-1]):
             raise WherefromError(
                 f"{bench.name} has {len(self._pictures)} pictures and a collection of {len(ids)} "
