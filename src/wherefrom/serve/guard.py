@@ -119,9 +119,11 @@ class Guard:
         self._app, self._door, self._images = app, door, images
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a web socket, which nothing here is asked by
+            await send({"type": "websocket.close", "code": 1008})
             return
         headers, path = Headers(scope=scope), scope["path"]
         most = self._images[1] if path == self._images[0] else QUESTION
