@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import small_page
 from starlette.testclient import TestClient
 
-import small_page
 from wherefrom.runs.bench import Bench
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_page import client, png
 from starlette.testclient import TestClient
 
 import wherefrom
-from small_page import client, png
 from wherefrom.runs.bench import Bench
 from wherefrom.serve import app
 from wherefrom.serve.guard import QUESTION, Door

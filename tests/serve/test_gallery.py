@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from small_page import bench, client, events, generated, searched
 
 import wherefrom
-from small_page import bench, client, events, generated, searched
 from wherefrom.runs.bench import Bench
 from wherefrom.serve.gallery import Gallery
 from wherefrom.serve.refused import Refused

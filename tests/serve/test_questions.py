@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_page
 import torch
 from PIL import Image
+from small_page import COUNT, HOSTILE, as_file, client, events, generated, png, searched
 from starlette.testclient import TestClient
 
-import small_page
 import wherefrom
-from small_page import COUNT, HOSTILE, as_file, client, events, generated, png, searched
 from wherefrom.runs.bench import Bench
 from wherefrom.serve import app, worker
 
@@ -130,6 +130,28 @@ def test_settling_ranks_the_candidates_by_exact_tid_and_tells_how_far_it_is(
         assert ids(found) == expected[:12]
         out = {"exact": True, "items": expected[:2]}
         assert ids(page.post(f"{address}/ranking", json=out).json())[:5] == expected[2:7]
+
+
+@pytest.mark.parametrize("kind", ["run", "indexed"])
+def test_the_report_of_a_query_is_a_file_of_its_sources(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run = request.getfixturevalue(kind)
+    with client(run, tmp_path) as page:
+        query = generated(page, 6)[-1]["result"]
+        address = f"/api/queries/{query['id']}"
+        report = page.get(f"{address}/report")
+        assert report.status_code == 200
+        assert report.headers["content-disposition"].startswith('attachment; filename="wherefrom-')
+        assert report.text.lstrip().lower().startswith("<!doctype html>")
+        assert "small: seed 6" in report.text
+        assert "<script>window.hurt" not in report.text
+        assert page.get(f"{address}/report", params={"exact": True}).status_code == 409
+        settled = page.post(f"{address}/settle", json={}).json()
+        assert list(events(page, settled["events"]))[-1]["kind"] == "done"
+        exact = page.get(f"{address}/report", params={"exact": True})
+        assert exact.status_code == 200
+        assert exact.text != report.text
 
 
 def test_without_a_tid_settling_is_refused_and_the_page_knows(tmp_path: Path) -> None:

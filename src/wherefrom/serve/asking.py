@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -196,7 +197,9 @@ class Asking:
                 dataset=self.bench.dataset,
                 tid=self.bench.tid,
             )
+        least = [hits.least_indices[0].tolist(), hits.least_scores[0].tolist()]
         settled = {"share": share, "candidates": candidates, "sources": _pairs(hits)}
+        settled |= {"least": least, "about": plain(hits.about)}
         return summary(self.gallery.settle(query.id, settled, said))
 
     def nearest(self, number: int, job: Job) -> dict[str, Any]:
@@ -207,8 +210,27 @@ class Asking:
         return {"self": float(scores[place]), **self.items.ranked(scores, without, SHOWN)}
 
     def report(self, name: str, exact: bool) -> bytes:
-        """The report on a query, one file of HTML."""
-        raise Refused(501, "reports are not there yet")
+        """The report on a query, one file of HTML; `exact`: as exact TID ranks it."""
+        query, kept = self.gallery.query(name), self.gallery.tensors(name)
+        if exact and query.settled is None:
+            raise Refused(409, "exact TID has not looked at this query yet: settle it first")
+        with _noted():  # it was said when the query was asked
+            hits = (
+                self.collection.search([_item(kept)], min(SHOWN, len(self.items)))
+                if query.settled is None or not exact
+                else _settled(query.settled)
+            )
+            picture = self.bench.picture(kept["x"].to(self.collection.device))
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "report.html"
+                hits.report(
+                    path,
+                    self.bench.pictures,
+                    [picture],
+                    title=f"Which training images made this? {self.bench.name}: {query.title}",
+                    model=self.bench.denoiser,
+                )
+                return path.read_bytes()
 
     def _scores(self, item: Any, job: Job) -> Tensor:
         """An item with everything in the collection, [N]."""
@@ -255,6 +277,14 @@ def _pairs(hits: Attribution) -> list[list[Any]]:
     """Ids and scores of the first query's most influential."""
     pairs = zip(hits.indices[0].tolist(), hits.scores[0].tolist(), strict=True)
     return [list(pair) for pair in pairs]
+
+
+def _settled(kept: dict[str, Any]) -> Attribution:
+    """What exact TID said, as far as a page of sources goes."""
+    ids, scores = zip(*kept["sources"][:SHOWN], strict=True)
+    most, high = torch.tensor([ids]), torch.tensor([scores])
+    least, low = (torch.tensor([part[:SHOWN]]) for part in kept["least"])
+    return Attribution(most, high, torch.full_like(high, torch.nan), least, low, kept["about"])
 
 
 def _progress(job: Job, only: str | None = None) -> Listener:
