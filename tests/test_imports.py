@@ -28,6 +28,7 @@ ROOMS = [
     "evaluation",
     "report",
     "runs",
+    "serve",
     "cli",
 ]
 

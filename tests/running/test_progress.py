@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from wherefrom.running import progress
-from wherefrom.running.progress import bar, clock, quiet
+from wherefrom.running.progress import bar, clock, quiet, told
 
 
 class Terminal(io.StringIO):
@@ -82,3 +82,29 @@ def test_a_notebook_without_widgets_gets_a_bar_too(monkeypatch) -> None:
 )
 def test_times_are_as_they_are_read(seconds: float, words: str) -> None:
     assert clock(seconds) == words
+
+
+def test_a_listener_is_told_how_far_it_is_and_nothing_is_shown(capsys):
+    heard = []
+    with told(lambda *how_far: heard.append(how_far)), bar(6, "scoring", initial=2) as shown:
+        shown.update()
+        shown.set_postfix_str("words")
+        shown.update(3)
+    assert heard == [("scoring", 3, 6), ("scoring", 6, 6)]
+    assert capsys.readouterr().err == ""
+
+
+def test_afterwards_progress_is_shown_again(capsys):
+    with told(lambda *_: pytest.fail("told of the work of others")):
+        pass
+    with bar(2, "scoring") as shown:
+        shown.update(2)
+    assert "scoring: 2 of 2" in capsys.readouterr().err
+
+
+def test_what_a_listener_raises_ends_the_work():
+    def enough(*_):
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError), told(enough), bar(2, "scoring") as shown:
+        shown.update()

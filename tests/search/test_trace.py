@@ -120,6 +120,45 @@ def test_every_attribution_says_what_it_is_of(bank: wherefrom.Bank) -> None:
         assert [step.hits.about for step in trace.by_step] == steps
 
 
+@pytest.mark.parametrize("solver", ["heun", "euler"])
+def test_each_step_is_told_as_it_is_taken_and_the_last_one_has_the_image(
+    bank: wherefrom.Bank, solver: str
+) -> None:
+    denoiser, moments, evaluations = bank.student.denoiser, [], []
+    with (
+        bank.trace(denoiser, 4, each=lambda one: moments.append((one, len(evaluations)))) as trace,
+        denoiser.watched(lambda *_: evaluations.append(1)),
+    ):
+        images = wherefrom.sample(denoiser, START, steps=6, solver=solver)
+    told = [moment for moment, _ in moments]
+    assert [moment.sigma for moment in told] == [step.sigma for step in trace.by_step]
+    assert all(moment.hits is step.hits for moment, step in zip(told, trace.by_step, strict=True))
+    assert [seen for _, seen in moments][:2] == ([1, 3] if solver == "heun" else [1, 2])
+    assert all(moment.images.shape == images.shape for moment in told)
+    assert torch.equal(told[-1].images, images)
+    assert torch.equal(trace.made[0], images)
+    assert trace.made[1] is None
+
+
+def test_what_the_listener_raises_ends_the_generation(bank: wherefrom.Bank) -> None:
+    def enough(_: object) -> None:
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError), bank.trace(bank.student.denoiser, 4, each=enough):
+        wherefrom.sample(bank.student.denoiser, START, steps=6)
+    assert bank.student.denoiser._watchers == []
+
+
+def test_with_an_index_the_images_form_and_nobody_is_named_before_the_end() -> None:
+    denoiser = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
+    draws, told = wherefrom.Draws(denoiser.process, (1, 8, 8), 2), []
+    index = wherefrom.TID(denoiser, draws).fit(DATA).index(DATA, dim=64)
+    with index.trace(denoiser, 4, each=told.append) as trace:
+        wherefrom.sample(denoiser, START, steps=3)
+    assert [moment.hits for moment in told] == [None] * 3
+    assert torch.equal(told[-1].images, trace.made[0])
+
+
 def test_a_trace_is_of_the_bank_as_it_was_when_it_began() -> None:
     bank = untaught().index(DATA, dtype="float32")
     with bank.trace(bank.student.denoiser, top_k=30, aligned=False) as plain:
@@ -156,6 +195,8 @@ def test_what_cannot_be_traced_is_refused(bank: wherefrom.Bank) -> None:
         pass
     with pytest.raises(wherefrom.WherefromError, match="nothing was generated"):
         _ = trace.hits
+    with pytest.raises(wherefrom.WherefromError, match="no image was finished"):
+        _ = trace.made
     with bank.trace(denoiser):
         wherefrom.sample(denoiser, START, steps=3)
         with pytest.raises(wherefrom.WherefromError, match="one generation"):

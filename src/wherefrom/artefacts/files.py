@@ -67,7 +67,7 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
+        sweep(target)
         writer = f"{threading.get_ident()}.{os.getpid()}"
         part = str(target.with_name(f".{target.name}.{writer}.part"))
         Path(part).touch()
@@ -140,8 +140,8 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def _sweep(target: Path) -> None:
-    """Remove what writers that were killed half-way left behind."""
+def sweep(target: Path) -> None:
+    """Remove what writers of a file that were killed half-way left behind."""
     for part in target.parent.glob(f".{target.name}.*.part"):
         writer = part.name.split(".")[-2]
         if writer.isdigit() and not _alive(int(writer)):

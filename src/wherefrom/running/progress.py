@@ -1,13 +1,14 @@
 """How far long work is: a bar in a terminal and in a notebook, a line now and then in a log file.
 
-Every piece of long work has the same look: a label, how far, how fast, how long still.
+Every piece of long work has the same look: a label, how far, how fast, how long still. Whoever
+shows progress in a way of its own, as a page does, is told the same in its place.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, Self
@@ -16,6 +17,9 @@ from tqdm import tqdm
 
 _EVERY = 10.0  # seconds between two lines of a log file
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+Listener = Callable[[str, int, int], None]  # the label, how many are done, of how many
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 class Progress(Protocol):
@@ -36,6 +40,9 @@ def bar(total: int, label: str, unit: str = "step", initial: int = 0, delay: flo
     """Progress on stderr, shown once `delay` seconds have passed, and not at all where everything
     is done already.
     """
+    listener = _listener.get()
+    if listener is not None:
+        return Told(total, label, initial, listener)
     if _quiet.get() or initial >= total:
         return tqdm(total=total, initial=initial, disable=True)
     if not sys.stderr.isatty() and not _notebook():
@@ -60,6 +67,18 @@ def quiet(on: bool = True) -> Iterator[None]:
         yield
     finally:
         _quiet.reset(before)
+
+
+@contextmanager
+def told(listener: Listener) -> Iterator[None]:
+    """Inside, in this thread, nothing is shown: `listener` is told how far everything is. What it
+    raises ends the work.
+    """
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
 
 
 def _notebook() -> bool:
@@ -119,6 +138,27 @@ class Lines:
     def __exit__(self, *_: Any) -> None:
         if self.done > self._first and time.monotonic() >= self._from:
             self._write()
+
+
+class Told:
+    """Progress that somebody else shows."""
+
+    def __init__(self, total: int, label: str, initial: int, listener: Listener) -> None:
+        self.total, self.label, self.done, self._listener = total, label, initial, listener
+
+    def update(self, n: int = 1) -> None:
+        """So many more are done."""
+        self.done += n
+        self._listener(self.label, self.done, self.total)
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """Words to show behind it, which are not told."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 def clock(seconds: float) -> str:

@@ -28,7 +28,7 @@ from ..errors import WherefromError
 from .exact import Exact
 from .second_look import Settles, check_look, settled
 from .store import Made, VectorStore
-from .trace import Trace, traced
+from .trace import Each, Trace, traced
 
 _QUERIES = 2**26  # elements of the vectors of the queries that are compared together
 
@@ -191,7 +191,11 @@ class Collection(ABC):
         return here.exact.nearest(vectors, top_k, chosen, self.device, about)
 
     def trace(
-        self, source: Denoiser | Any, top_k: int = 8, aligned: bool = True
+        self,
+        source: Denoiser | Any,
+        top_k: int = 8,
+        aligned: bool = True,
+        each: Each | None = None,
     ) -> AbstractContextManager[Trace]:
         """Attribute images while they are generated: `with bank.trace(denoiser) as trace:
         wherefrom.sample(denoiser, noise)`, or `with bank.trace(pipe) as trace: pipe(prompts)`.
@@ -203,8 +207,10 @@ class Collection(ABC):
             aligned: compare the image at the draws of the vectors once it is made, which takes M
                 evaluations of the network in one batch; False: only the sampler's own evaluations,
                 which rank less exactly.
+            each: called as the sampler leaves each of its noise levels, with the images as far as
+                they are and who mattered there: to watch them form.
         """
-        return traced(self.as_it_is(), source, top_k, aligned)
+        return traced(self.as_it_is(), source, top_k, aligned, each)
 
     def embedded(
         self, queries: Tensor | Dataset, draws: Sequence[int] | None = None

@@ -7,7 +7,7 @@ the bank's own draws; what the states themselves say is kept step by step, by no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -64,11 +64,32 @@ class Step(NamedTuple):
     hits: Attribution
 
 
+class Moment(NamedTuple):
+    """What there is when the sampler leaves a noise level."""
+
+    sigma: float
+    # [B, C, H, W]: what the network takes for the images; of a pipeline, its latents, still noisy
+    images: Tensor
+    hits: Attribution | None  # who mattered at this level, where the sampler's states can tell
+
+
+Each = Callable[[Moment], None]
+
+
 class Trace:
     """What was found while generating; `hits` and `by_step` are there once the images are."""
 
-    def __init__(self, bank: Searched, denoiser: Denoiser, top_k: int, aligned: bool) -> None:
+    def __init__(
+        self,
+        bank: Searched,
+        denoiser: Denoiser,
+        top_k: int,
+        aligned: bool,
+        each: Each | None = None,
+    ) -> None:
         self.by_step: list[Step] = []  # noisiest first
+        self._each = each
+        self._forming: Tensor | None = None  # the images as far as they are
         self._bank, self._denoiser, self._top_k, self._aligned = bank, denoiser, top_k, aligned
         self._shape = bank.draws.shape
         self._levels = denoiser.process.noise_level(bank.draws.sigmas).log()  # [M]
@@ -96,6 +117,17 @@ class Trace:
             )
         return self._hits
 
+    @property
+    def made(self) -> tuple[Tensor, Cond]:
+        """The generated images [B, C, H, W] in the network's space, and their condition: what a
+        search can be asked for again.
+        """
+        if self._made is None:
+            raise WherefromError(
+                "no image was finished inside this trace: generate to the end within the with-block"
+            )
+        return self._made
+
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Inside, every evaluation of the denoiser is followed."""
@@ -106,7 +138,7 @@ class Trace:
             self._sampled(x_sigma, sigma, cond, output, streams)
 
         def made(images: Tensor, cond: Cond) -> None:
-            self._made = images, cond
+            self._made, self._forming = (images, cond), images
 
         with listening(taps), self._denoiser.watched(watcher, made):
             yield
@@ -115,7 +147,12 @@ class Trace:
     @contextmanager
     def generating(self, pipe: Any) -> Iterator[None]:
         """Inside, a pipeline's own evaluations of the network are followed."""
-        with following(pipe, self._denoiser, self._shape, self._generated) as followed:
+
+        def seen(evaluation: Evaluation) -> None:
+            self._seen(*evaluation)
+            self._forming = None if followed.finished is None else followed.finished.latents
+
+        with following(pipe, self._denoiser, self._shape, seen) as followed:
             yield
         made = followed.finished
         if made is not None and followed.whole:
@@ -127,9 +164,6 @@ class Trace:
                 "the generation ended before the scheduler's last step, and what it made still has "
                 f"noise: {'there are no hits' if self._hits is None else of_states}"
             )
-
-    def _generated(self, evaluation: Evaluation) -> None:
-        self._seen(*evaluation)
 
     def _sampled(
         self, x_sigma: Tensor, sigma: Tensor, cond: Cond, output: Tensor, streams: Streams
@@ -144,6 +178,7 @@ class Trace:
         self._seen(sigma, cond, streams)
         # where a loop of one's own ends without a word, its last step goes here
         self._made = self._denoiser.process.clean(output, x_sigma, sigma), cond
+        self._forming = self._made[0]
 
     def _seen(self, sigma: Tensor, cond: Cond, streams: Streams) -> None:
         """One evaluation of all images at a level."""
@@ -181,13 +216,17 @@ class Trace:
 
     def _close_level(self) -> None:
         """The evaluations at one level are over: Heun has two at most."""
-        if not self._here:
+        if self._sigma is None:
             return
-        assert self._sigma is not None
-        scores = torch.stack(self._here).mean(0)
-        self._here = []
-        self._total = scores if self._total is None else self._total + scores
-        self.by_step.append(Step(self._sigma, self._ranked(scores, [self._nearest])))
+        hits = None
+        if self._here:
+            scores = torch.stack(self._here).mean(0)
+            self._here = []
+            self._total = scores if self._total is None else self._total + scores
+            hits = self._ranked(scores, [self._nearest])
+            self.by_step.append(Step(self._sigma, hits))
+        if self._each is not None and self._forming is not None:
+            self._each(Moment(self._sigma, self._forming, hits))
 
     def _ranked(self, scores: Tensor, draws: Sequence[int]) -> Attribution:
         """By the sampler's own states, compared at these draws of the bank."""
@@ -196,13 +235,15 @@ class Trace:
 
 
 @contextmanager
-def traced(bank: Searched, source: Any, top_k: int, aligned: bool) -> Iterator[Trace]:
+def traced(
+    bank: Searched, source: Any, top_k: int, aligned: bool, each: Each | None = None
+) -> Iterator[Trace]:
     """See `Collection.trace`."""
     check_top_k(top_k, len(bank))  # before anything is generated
     bank.check_unchanged()
     own = bank.denoiser
     if not isinstance(source, Denoiser):
-        trace = Trace(bank, own, top_k, aligned)
+        trace = Trace(bank, own, top_k, aligned, each)
         with trace.generating(source):
             yield trace
         return
@@ -211,6 +252,6 @@ def traced(bank: Searched, source: Any, top_k: int, aligned: bool) -> Iterator[T
             "this denoiser's weights are not those that the bank was made with: trace with the "
             "bank's own model"
         )
-    trace = Trace(bank, source, top_k, aligned)
+    trace = Trace(bank, source, top_k, aligned, each)
     with trace.sampling():
         yield trace

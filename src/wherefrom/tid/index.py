@@ -29,7 +29,7 @@ from ..search.collection import Collection
 from ..search.exact import Exact
 from ..search.second_look import Settles, check_items
 from ..search.store import Made, VectorStore
-from ..search.trace import Trace
+from ..search.trace import Each, Trace
 from ..search.vectors import Dtype, Vectors
 from .angle import SelfKernels, Similarity
 from .sketching import Sketched, Sketcher
@@ -192,17 +192,21 @@ class Index(Collection):
         """Nothing: there is no gradient in activations alone."""
 
     def trace(
-        self, source: Denoiser | Any, top_k: int = 8, aligned: bool = True
+        self,
+        source: Denoiser | Any,
+        top_k: int = 8,
+        aligned: bool = True,
+        each: Each | None = None,
     ) -> AbstractContextManager[Trace]:
         """Attribute images as soon as they are generated: M forward and backward passes once the
-        image is made. `by_step` stays empty.
+        image is made. `by_step` stays empty; `each` sees the images form.
         """
         if not aligned:
             raise WherefromError(
                 "an index compares images, not a sampler's states: trace with aligned=True, or "
                 "with a bank"
             )
-        return super().trace(source, top_k)
+        return super().trace(source, top_k, each=each)
 
     # --- how good it is -------------------------------------------------------------------------
 

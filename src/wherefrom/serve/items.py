@@ -1,0 +1,161 @@
+"""What a page shows of the training images: their pictures and words, the groups that they are in,
+and rankings of them, with all or without some.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..attribution.top import both_ends
+from ..errors import WherefromError
+from ..runs.bench import Bench
+from .refused import Refused
+from .upload import encoded
+
+_CAPTION = 300  # characters of a caption in a list; its own page has all of it
+_WORDS = 10_000
+
+
+class Without(NamedTuple):
+    """What is left out of a ranking."""
+
+    items: Sequence[int] = ()
+    groups: Sequence[tuple[str, str]] = ()  # a column and its value
+
+
+NOTHING = Without()
+
+
+class Items:
+    """The training images that are in a collection."""
+
+    def __init__(self, bench: Bench, ids: Tensor) -> None:
+        self.ids = ids  # [N], ascending
+        self._pictures = bench.pictures
+        if len(ids) == 0 or len(self._pictures) <= int(ids[-1]):
+            raise WherefromError(
+                f"{bench.name} has {len(self._pictures)} pictures and a collection of {len(ids)} "
+                "items: give the data set that it was made of"
+            )
+        self._places = {int(item): place for place, item in enumerate(ids.tolist())}
+        self._reading = threading.Lock()  # data sets need not bear several readers
+        self._drawn = lru_cache(512)(self._draw)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, item: int) -> bool:
+        return item in self._places
+
+    def place(self, item: int) -> int:
+        """Where in the collection an item is; one that is not there is refused."""
+        found = self._places.get(item)
+        if found is None:
+            raise Refused(404, f"there is no training image {item}")
+        return found
+
+    @cached_property
+    def groups(self) -> dict[str, dict[str, Tensor]]:
+        """Of each column and value the places of its items, [n]."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, values in self._pictures.columns.items():
+            places: dict[str, list[int]] = {}
+            for place, item in enumerate(self.ids.tolist()):
+                if values[item]:
+                    places.setdefault(values[item], []).append(place)
+            found[name] = {value: torch.tensor(where) for value, where in places.items()}
+        return found
+
+    def picture(self, item: int) -> tuple[bytes, str]:
+        """An item as a browser takes it, and its media type."""
+        self.place(item)
+        with self._reading:
+            return self._drawn(item)
+
+    def _draw(self, item: int) -> tuple[bytes, str]:
+        return encoded(self._pictures.image(item))
+
+    def brief(self, item: int, score: float) -> dict[str, Any]:
+        """What a list shows of an item."""
+        return {**self._described(item, _CAPTION), "score": score}
+
+    def whole(self, item: int) -> dict[str, Any]:
+        """All that is known of an item, with the sizes of its groups."""
+        known = self._described(item, _WORDS)
+        groups = [
+            {"column": name, "value": value, "count": len(self.groups[name][value])}
+            for name, value in known["groups"].items()
+        ]
+        return {**known, "groups": groups}
+
+    def _described(self, item: int, most: int) -> dict[str, Any]:
+        self.place(item)
+        columns, caption = self._pictures.columns, self._pictures.caption(item)
+        groups = {name: values[item] for name, values in columns.items() if values[item]}
+        return {
+            "id": item,
+            "name": _cut(self._pictures.name(item), most),
+            "caption": None if caption is None else _cut(caption, most),
+            "groups": groups,
+        }
+
+    # --- rankings ---------------------------------------------------------------------------------
+
+    def rank(self, scores: Tensor, item: int) -> int:
+        """An item's place among scores [N], from 1 on; equal ones share the best."""
+        return 1 + int((scores > scores[self.place(item)]).sum())
+
+    def ranked(self, scores: Tensor, without: Without, top_k: int) -> dict[str, Any]:
+        """The best of scores [N], of the items that are not left out."""
+        kept = self._kept(without)
+        left, found = int(kept.sum()), []
+        if left:
+            hits = both_ends(scores[kept][None], min(top_k, left), self.ids[kept])
+            parts = (hits.indices, hits.scores, hits.standardised)
+            found = list(zip(*(part[0].tolist() for part in parts), strict=True))
+        return self._listed(scores, found, left)
+
+    def ranked_again(
+        self, scores: Tensor, exact: Sequence[Sequence[Any]], without: Without, top_k: int
+    ) -> dict[str, Any]:
+        """The best by exact scores [[id, score], ...], of the items that are not left out."""
+        kept = self._kept(without)
+        found = [(item, score, math.nan) for item, score in exact if bool(kept[self.place(item)])]
+        return self._listed(scores, found[:top_k], int(kept.sum()))
+
+    def _listed(
+        self, scores: Tensor, found: Sequence[tuple[int, float, float]], left: int
+    ) -> dict[str, Any]:
+        sources = [
+            {
+                **self.brief(item, score),
+                "rank": rank,
+                "was": self.rank(scores, item),
+                "standardised": above if math.isfinite(above) else None,
+            }
+            for rank, (item, score, above) in enumerate(found, 1)
+        ]
+        return {"left": left, "of": len(self), "sources": sources}
+
+    def _kept(self, without: Without) -> Tensor:
+        """Which items are not left out, [N]."""
+        kept = torch.ones(len(self), dtype=torch.bool)
+        for item in without.items:
+            kept[self.place(item)] = False
+        for column, value in without.groups:
+            places = self.groups.get(column, {}).get(value)
+            if places is None:
+                raise Refused(404, f"no training image has {column!r:.60} {value!r:.60}")
+            kept[places] = False
+        return kept
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"

@@ -1,0 +1,26 @@
+// Elements without a line of HTML: whatever a caption holds, it is text.
+
+export const $ = (id) => document.getElementById(id);
+
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+export function picture(source, alt) {
+  return make("img", { src: source, alt, decoding: "async", draggable: "false" });
+}
+
+export const counted = (number) => number.toLocaleString("en");
+
+export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+export function say(words) {
+  $("live").textContent = words;
+}
