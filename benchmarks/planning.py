@@ -1,0 +1,192 @@
+"""How near a plan comes: what was planned for every stage against what the stage then takes.
+
+    python benchmarks/planning.py                                # digits, a few minutes on two cores
+    python benchmarks/planning.py --network cifar10 --out planning.json    # a GPU, below 3 minutes
+
+The network is untrained, which costs the same. Each stage is run by the library's public calls,
+with folders to keep what it makes. Ratios are planned over actual. Actual memory is CUDA's own
+peak; on a CPU it is what the process grew by at the most, where Linux says so, so that only stages
+that take much can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import wherefrom
+from common import (
+    OUT,
+    Report,
+    device,
+    machine,
+    noise_images,
+    parameters,
+    seconds,
+    shape_of,
+    stirred,
+)
+from wherefrom.planning import plan
+
+
+def setting(name: str, images: int | None) -> tuple[wherefrom.models.DiT, Any, dict[str, Any]]:
+    """A network, its data, and what is asked of them."""
+    torch.manual_seed(0)
+    if name == "digits":
+        data: Any = wherefrom.data.digits()
+        if images is not None:
+            data = torch.utils.data.Subset(data, range(images))
+        preset = wherefrom.preset("digits")
+        asked = {
+            "draws": 8,
+            "samples": 500,
+            "batch_size": 64,
+            "queries": 8,
+            "epochs": 4,
+            "student": {"batch_size": 64, "dim": 96},
+            "training": {**preset.training, "steps": 300},
+        }
+        return stirred(preset.network().to(device())), data, asked
+    network = stirred(wherefrom.models.DiT.cifar10().to(device()))
+    data = torch.utils.data.TensorDataset(noise_images(images or 1024, shape_of(network)))
+    asked = {
+        "draws": 4,
+        "samples": 512,
+        "batch_size": 64,
+        "queries": 8,
+        "epochs": 8,
+        "student": {"batch_size": 128, "dim": 768},
+    }
+    return network, _Bare(data), asked
+
+
+class _Bare:
+    """The tensors of a data set of one tensor, as items."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        found: torch.Tensor = self.data[index][0]
+        return found
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files below it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class Memory:
+    """The most that is held from its beginning on."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            self._before = _status("VmRSS")
+        except OSError:
+            self._before = -1
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes: all that is allocated on a GPU, on a CPU what came to the process."""
+        if torch.cuda.is_available():
+            return int(torch.cuda.max_memory_allocated())
+        return None if self._before < 0 else _status("VmHWM") - self._before
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="digits", choices=["digits", "cifar10"])
+    parser.add_argument("--images", type=int, help="of the data set; None: all, or 1,024")
+    parser.add_argument("--calibrate", type=float, default=10.0)
+    parser.add_argument("--out", type=Path, help=OUT)
+    arguments = parser.parse_args()
+    network, data, asked = setting(arguments.network, arguments.images)
+    denoiser = wherefrom.Denoiser(network, network.process)
+    draws = wherefrom.Draws(network.process, shape_of(network), asked.pop("draws"))
+    loads = {"load before": os.getloadavg()[0], "cores": os.cpu_count()}
+    report = Report(arguments.out, machine=machine(), torch=torch.__version__)
+    report.note(network=arguments.network, parameters=parameters(network), images=len(data))
+    report.note(draws=len(draws), asked=asked, **loads)
+    made: list[Any] = []
+    took = seconds(
+        lambda: made.append(plan(denoiser, data, draws, calibrate=arguments.calibrate, **asked))
+    )
+    planned = made[0]
+    report.note(planning=took, said=f"\n{planned}")
+    queries = noise_images(asked["queries"], draws.shape)
+    with tempfile.TemporaryDirectory() as place:
+        root, kept = Path(place), dict[str, Any]()
+        rows: dict[str, Any] = {}
+
+        def stage(name: str, work: Callable[[], Any], *folders: str) -> None:
+            memory = Memory()
+            actual = seconds(lambda: kept.__setitem__(name, work()))
+            found, row = planned[name], dict[str, Any]()
+            row["time"] = {"planned": found.seconds, "actual": actual}
+            row["memory"] = {"planned": found.memory, "actual": memory.peak}
+            disk = sum(folder_bytes(root / one) for one in folders)
+            row["disk"] = {"planned": found.disk, "actual": disk}
+            for pair in row.values():
+                if pair["actual"]:
+                    pair["ratio"] = pair["planned"] / pair["actual"]
+            rows[name] = row
+            report.keep(rows=rows)
+            ratios = {what: pair["ratio"] for what, pair in row.items() if "ratio" in pair}
+            report.note(**{name: {"seconds": actual, **ratios}})
+
+        if "training" in asked:
+            stage(
+                "train",
+                lambda: wherefrom.train(
+                    network, network.process, data, store=root / "network", **asked["training"]
+                ),
+                "network",
+            )
+        tid = wherefrom.TID(denoiser, draws)
+        size, samples = asked["batch_size"], asked["samples"]
+        stage("fit", lambda: tid.fit(data, size, samples, root / "curvature"), "curvature")
+        stage("attribute", lambda: tid.attribute(queries, data, batch_size=size))
+        stage("index", lambda: tid.index(data, root / "index", batch_size=size), "index")
+        stage("search the index", lambda: kept["index"].search(queries))
+
+        def distill() -> wherefrom.TIDE:
+            student = {"epochs": asked["epochs"], **asked["student"]}
+            tide = wherefrom.TIDE.distill(tid, data, store=root / "distillation", **student)
+            tide.save(root / "student")
+            return tide
+
+        kept.clear()
+        stage("distill", distill, "distillation", "student")
+        tide = kept.pop("distill")
+        tide.teacher = None
+        del tid  # a bank needs no curvature
+        stage("bank", lambda: tide.index(data, root / "bank", batch_size=size), "bank")
+        stage("search the bank", lambda: kept["bank"].search(queries))
+    times = [row["time"]["ratio"] for row in rows.values()]
+    worst = max(max(ratio, 1 / ratio) for ratio in times)
+    in_all = [sum(row["time"][what] for row in rows.values()) for what in ("planned", "actual")]
+    report.note(**{"in all, planned / actual": in_all[0] / in_all[1], "furthest off": worst})
+    report.note(**{"load after": os.getloadavg()[0]})
+
+
+if __name__ == "__main__":
+    main()
