@@ -1,12 +1,14 @@
 """How near a plan comes: what was planned for every stage against what the stage then takes.
 
-    python benchmarks/planning.py                                # digits, a few minutes on two cores
+    python benchmarks/planning.py                            # digits, two minutes on two cores
+    python benchmarks/planning.py --processor                # where others work on the machine too
     python benchmarks/planning.py --network cifar10 --out planning.json    # a GPU, below 3 minutes
 
 The network is untrained, which costs the same. Each stage is run by the library's public calls,
 with folders to keep what it makes. Ratios are planned over actual. Actual memory is CUDA's own
-peak; on a CPU it is what the process grew by at the most, where Linux says so, so that only stages
-that take much can be compared.
+peak; on a CPU it is what the process grew by at the most, where Linux says so, which is little
+where memory of earlier stages is used again. `--processor` plans and times by the processor's time
+of this process: what it would take alone, whoever else is there.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,6 @@ from common import (
     machine,
     noise_images,
     parameters,
-    seconds,
     shape_of,
     stirred,
 )
@@ -85,6 +87,16 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def timed(work: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """What a call takes, until the device is done."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    began = clock()
+    work()
+    wait()
+    return clock() - began
+
+
 class Memory:
     """The most that is held from its beginning on."""
 
@@ -117,6 +129,7 @@ def main() -> None:
     parser.add_argument("--network", default="digits", choices=["digits", "cifar10"])
     parser.add_argument("--images", type=int, help="of the data set; None: all, or 1,024")
     parser.add_argument("--calibrate", type=float, default=10.0)
+    parser.add_argument("--processor", action="store_true", help="its time, not the wall's")
     parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
     network, data, asked = setting(arguments.network, arguments.images)
@@ -126,12 +139,10 @@ def main() -> None:
     report = Report(arguments.out, machine=machine(), torch=torch.__version__)
     report.note(network=arguments.network, parameters=parameters(network), images=len(data))
     report.note(draws=len(draws), asked=asked, **loads)
-    made: list[Any] = []
-    took = seconds(
-        lambda: made.append(plan(denoiser, data, draws, calibrate=arguments.calibrate, **asked))
-    )
-    planned = made[0]
-    report.note(planning=took, said=f"\n{planned}")
+    clock = time.process_time if arguments.processor else time.perf_counter
+    began = time.perf_counter()
+    planned = plan(denoiser, data, draws, calibrate=arguments.calibrate, clock=clock, **asked)
+    report.note(planning=time.perf_counter() - began, clock=clock.__name__, said=f"\n{planned}")
     queries = noise_images(asked["queries"], draws.shape)
     with tempfile.TemporaryDirectory() as place:
         root, kept = Path(place), dict[str, Any]()
@@ -139,7 +150,7 @@ def main() -> None:
 
         def stage(name: str, work: Callable[[], Any], *folders: str) -> None:
             memory = Memory()
-            actual = seconds(lambda: kept.__setitem__(name, work()))
+            actual = timed(lambda: kept.__setitem__(name, work()), clock)
             found, row = planned[name], dict[str, Any]()
             row["time"] = {"planned": found.seconds, "actual": actual}
             row["memory"] = {"planned": found.memory, "actual": memory.peak}
@@ -161,24 +172,25 @@ def main() -> None:
                 ),
                 "network",
             )
-        tid = wherefrom.TID(denoiser, draws)
+        kept["tid"] = wherefrom.TID(denoiser, draws)
         size, samples = asked["batch_size"], asked["samples"]
-        stage("fit", lambda: tid.fit(data, size, samples, root / "curvature"), "curvature")
-        stage("attribute", lambda: tid.attribute(queries, data, batch_size=size))
-        stage("index", lambda: tid.index(data, root / "index", batch_size=size), "index")
+        stage("fit", lambda: kept["tid"].fit(data, size, samples, root / "curvature"), "curvature")
+        stage("attribute", lambda: kept["tid"].attribute(queries, data, batch_size=size))
+        stage("index", lambda: kept["tid"].index(data, root / "index", batch_size=size), "index")
         stage("search the index", lambda: kept["index"].search(queries))
 
         def distill() -> wherefrom.TIDE:
             student = {"epochs": asked["epochs"], **asked["student"]}
-            tide = wherefrom.TIDE.distill(tid, data, store=root / "distillation", **student)
+            tide = wherefrom.TIDE.distill(kept["tid"], data, store=root / "distillation", **student)
             tide.save(root / "student")
             return tide
 
-        kept.clear()
+        for name in ("fit", "attribute", "index", "search the index"):
+            del kept[name]
         stage("distill", distill, "distillation", "student")
         tide = kept.pop("distill")
         tide.teacher = None
-        del tid  # a bank needs no curvature
+        del kept["tid"]  # a bank needs no curvature
         stage("bank", lambda: tide.index(data, root / "bank", batch_size=size), "bank")
         stage("search the bank", lambda: kept["bank"].search(queries))
     times = [row["time"]["ratio"] for row in rows.values()]

@@ -1,4 +1,4 @@
-"""What would fit where a plan does not: the same plan with one number made smaller, until it does."""
+"""What would fit where a plan does not: the same with one number made smaller, until it does."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import torch
 from ..artefacts.pace import Pace
 from ..diffusion.batches import PRELOAD_BYTES
 from ..tid.sketching import laid_out
-from ..tide.student import CHUNK
 from .costs import Asked, Costs, Facts
 from .measure import Line
 
@@ -25,7 +24,7 @@ SHARD = 64 * 2**20  # bytes of a shard
 SCORES, PIXELS = 2**26, 2**30  # numbers of the scores, and bytes of the images, that TID holds
 LOOKS, LEVELS = 50, 4  # at the held-out images, and noise levels of each
 
-TENSOR, FOLDER = 90, 3000  # bytes beside the numbers of a tensor, and of a folder
+TENSOR, FOLDER = 90, 1700  # bytes beside the numbers of a tensor, and of a folder
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,6 @@ class Arithmetic:
         return self.facts.device == "cuda"
 
     @property
-    def chunk(self) -> int:
-        return CHUNK if self.cuda else CHUNK // 8
-
-    @property
     def loading(self) -> float:
         assert self.costs is not None
         return self.costs.read * self.asked.images
@@ -137,14 +132,6 @@ class Arithmetic:
         if kind == "pass" and self.facts.compiles is not None:
             worth = self.facts.compiles
         return seconds * COMPILED + COMPILING if worth else seconds
-
-    def embedded(self, line: Line, images: int, batch: int) -> float:
-        """Of images at all draws, in batches whose noised images are cut into chunks."""
-        full, rest = divmod(images, batch)
-        draws = self.asked.draws
-        return full * line.batches(batch * draws, self.chunk) + (
-            line.batches(rest * draws, self.chunk) if rest else 0.0
-        )
 
     def written(self, size: int) -> float:
         assert self.costs is not None

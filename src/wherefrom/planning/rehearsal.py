@@ -34,14 +34,14 @@ from ..tid.angle import SelfKernels
 from ..tid.sketching import Sketcher
 from ..tid.teacher import TID
 from ..tide.distill import LOSSES, Exam, Learner, Settings, fresh, fresh_draw, held_out, learn
-from ..tide.student import CHUNK, TIDE
+from ..tide.student import TIDE
 from .costs import Asked, Costs, Learning
 from .flops import matrices, padded
 from .measure import Cost, Line, Stopwatch, held
 
 _UNITS = 12  # things that are timed: each gets its share of the seconds
 _GROWTH = 4  # of a batch, while there is time for a larger one
-_FILE = 2**25  # bytes of the file that is written and read
+_FILE = 2**24  # bytes of the file that is written and read
 _SCANNED = 2**22  # numbers of the vectors that are scanned
 
 
@@ -150,7 +150,7 @@ class Rehearsal:
             training: of a training; None: it is not planned.
             encoding: what was measured of an encoder.
         """
-        reading = self._read(max(size, group, min(asked.learned, asked.images), asked.trained))
+        reading = self._read(max(asked.batch_size, group, asked.learned, asked.trained))
         with self.denoiser.frozen():
             look = self._look(min(3, size))
             self.teacher.rehearsed.stand_in()
@@ -216,9 +216,16 @@ class Rehearsal:
         work(many)  # what is done once is done
         while many < most and _GROWTH * self.watch.once(partial(work, many)) < self._slot / 2:
             before, many = many, min(most, _GROWTH * many)
+        if before == many < most:  # a line takes two
+            many = min(most, 2 * before)
         sizes = (before, many)
         memory = [float(held(self.device, partial(work, size))) for size in sizes]
-        seconds = [self.watch.each(partial(work, size), self._slot / 4) for size in sizes]
+        # most of the time for the larger, which is what most batches are
+        slots = (self._slot / 8, 3 * self._slot / 8)
+        seconds = [
+            self.watch.each(partial(work, size), slot)
+            for size, slot in zip(sizes, slots, strict=True)
+        ]
         lines = [Line.through((before, pair[0]), (many, pair[1])) for pair in (seconds, memory)]
         return Cost(*lines)
 
@@ -294,13 +301,12 @@ class Rehearsal:
             taught = self._cost(step, settings.batch_size, least=3)
             exam, look = self._exam(asked, learner)
         tide = TIDE(self.denoiser, self.draws, learner.embedder)
-        most = CHUNK if self.device.type == "cuda" else CHUNK // 8
 
         def embed(count: int) -> None:
-            batch = min(count, asked.batch_size, len(self._some(count)[0]))
-            tide.embed(*self._some(batch), draws=[0] * max(1, count // batch))
+            batch = min(count, asked.batch_size)
+            tide.embed(*self._some(batch), draws=[0] * (count // batch))
 
-        embedded = self._cost(embed, most)
+        embedded = self._cost(embed, asked.batch_size * asked.draws)
         return Learning(begin, taught, exam, look, embedded, self._scan(tide.dim, asked))
 
     def _exam(self, asked: Asked, learner: Learner) -> tuple[float, float]:

@@ -243,10 +243,11 @@ class Planner(Arithmetic):
         seconds, held = None, 0.0
         if self.costs is not None and self.costs.learning is not None:
             embed = self.costs.learning.embed
-            seconds = self.embedded(embed.seconds, asked.images, asked.batch_size)
+            together = asked.batch_size * asked.draws
+            seconds = embed.seconds.batches(passes, together)
             seconds = self.compiled("embed", seconds, passes / CHUNK)
             seconds += self.costs.read * asked.images + self.written(min(disk, SHARD))
-            held = embed.held(min(self.chunk, asked.batch_size * asked.draws))
+            held = embed.held(together)
         return Stage(
             "bank",
             f"{asked.images:,} images at {asked.draws} draws, {facts.student_dim:,} numbers each",
@@ -265,9 +266,9 @@ class Planner(Arithmetic):
         seconds, held = None, 0.0
         if self.costs is not None and self.costs.learning is not None:
             learning = self.costs.learning
-            seconds = self.embedded(learning.embed.seconds, asked.queries, 64)
+            seconds = learning.embed.seconds.batches(passes, 64 * asked.draws)
             seconds += learning.scan * asked.images * asked.draws + self.costs.load * stored
-            held = learning.embed.held(min(self.chunk, passes))
+            held = learning.embed.held(min(64 * asked.draws, passes))
         products = 2 * asked.queries * asked.images * asked.draws * facts.student_dim
         return Stage(
             "search the bank",
