@@ -52,6 +52,7 @@ class Facts:
     embedder: int  # bytes of the student
     student_dim: int
     names: int  # letters of the names of all parts
+    tensors: tuple[int, int]  # parameters and buffers of the network, and letters of their names
     compiles: bool | None = None  # whether passes are compiled, where somebody has said so
     kept: bool = False  # whether self-kernels are kept beside the curvature
 

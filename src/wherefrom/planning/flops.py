@@ -49,8 +49,8 @@ class Kernels:
     """What TID adds to the network's own passes.
 
     Args:
-        parts: those that take part.
-        positions: of one image in every part.
+        parts: of all layers.
+        positions: of one image in every part that is reached.
         device: its kind, which decides how triangular products are cut.
         identity: whether there is no curvature.
     """
@@ -61,7 +61,7 @@ class Kernels:
     identity: bool = False
 
     def _each(self) -> Iterator[tuple[Part, int]]:
-        return ((part, self.positions[part.name]) for part in self.parts)
+        return ((part, self.positions.get(part.name, 0)) for part in self.parts)
 
     def fit(self) -> int:
         """The sums a a^T and b b^T of one image at one draw."""

@@ -271,8 +271,7 @@ def _facts(
     except WherefromError as error:
         notes.append(f"no student is planned: {error}")
     identity = teacher.settings.curvature == "identity"
-    parts = [part for part in probe.parts if part.name in positions]
-    kernels = Kernels(parts, positions, denoiser.device.type, identity)
+    kernels = Kernels(probe.parts, positions, denoiser.device.type, identity)
     moments = 0 if identity else sum(moment_bytes(part, probe.dtype) for part in probe.parts)
     roots = 0 if identity else sum(root_bytes(part, probe.dtype) for part in probe.parts)
     room = (free - moments - roots) // 2 if memory is None else memory
@@ -296,6 +295,7 @@ def _facts(
         embedder=0 if embedder is None else sum(p.nbytes for p in embedder.parameters()),
         student_dim=settings.dim,
         names=sum(len(part.name) for part in probe.parts),
+        tensors=(len(network.state_dict()), sum(map(len, network.state_dict()))),
         compiles=tid.get("compile"),
         kept=teacher.settings.similarity != "kernel",
     )

@@ -21,6 +21,8 @@ from .arithmetic import (
     Arithmetic,
 )
 
+_STUDENT = 14  # tensors, about
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -93,7 +95,8 @@ class Planner(Arithmetic):
             3 * facts.forward * passes,
             None if seconds is None else seconds + self.checkpoints(seconds, disk),
             int(memory),
-            disk + FOLDER + 5 * facts.names,
+            # of every parameter itself, its average, and three numbers of the optimiser
+            disk + FOLDER + 5 * TENSOR * facts.tensors[0] + 2 * facts.tensors[1],
             asked.trained,
         )
 
@@ -232,7 +235,7 @@ class Planner(Arithmetic):
             flops,
             seconds,
             int(memory + held) + self.preloaded,
-            checkpoint + facts.embedder + 2 * FOLDER,
+            checkpoint + facts.embedder + 2 * FOLDER + 5 * TENSOR * _STUDENT,
             size,
         )
 
