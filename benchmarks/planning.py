@@ -55,15 +55,16 @@ def setting(name: str, images: int | None) -> tuple[wherefrom.models.DiT, Any, d
             "training": {**preset.training, "steps": 300},
         }
         return stirred(preset.network().to(device())), data, asked
-    network = stirred(wherefrom.models.DiT.cifar10().to(device()))
-    data = noise_images(images or 1024, shape_of(network))
+    network = stirred(wherefrom.preset(name).network().to(device()))
+    count = images or (1024 if name == "cifar10" else 192)
+    data = noise_images(count, shape_of(network))
     asked = {
-        "draws": 4,
-        "samples": 512,
-        "batch_size": 64,
+        "draws": 4 if name == "cifar10" else 2,
+        "samples": count // 2,
+        "batch_size": 64 if name == "cifar10" else 16,
         "queries": 8,
-        "epochs": 8,
-        "student": {"batch_size": 128, "dim": 768},
+        "epochs": 8 if name == "cifar10" else 2,
+        "student": {"batch_size": 128, "dim": 768} if name == "cifar10" else {"batch_size": 16},
     }
     return network, data, asked
 
@@ -85,8 +86,8 @@ def timed(work: Callable[[], Any], clock: Callable[[], float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--network", default="digits", choices=["digits", "cifar10"])
-    parser.add_argument("--images", type=int, help="of the data set; None: all, or 1,024")
+    parser.add_argument("--network", default="digits", choices=["digits", "cifar10-small", "cifar10"])
+    parser.add_argument("--images", type=int, help="of the data set")
     parser.add_argument("--calibrate", type=float, default=10.0)
     parser.add_argument("--processor", action="store_true", help="its time, not the wall's")
     parser.add_argument("--out", type=Path, help=OUT)

@@ -23,6 +23,7 @@ _KNOBS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("search the bank", "memory"): ("draws",),
 }
 _NARROW = ("index", "bank", "search the index", "search the bank")  # those with int8 vectors
+_CURVED = ("fit", "attribute", "index", "search the index", "distill")  # those with a curvature
 _TIME = ("draws", "samples", "epochs", "steps")
 # as the arguments are called, and the least that makes sense
 _NAMES = {"learned": "a student of batch_size", "trained": "a training of batch_size"}
@@ -68,8 +69,8 @@ def _judged(planner: Planner, stage: Stage, limits: Limits, by_layer: Mapping[st
         ]
         if stage.name in _NARROW and fits(planner.changed(dtype="int8")):
             said.append('dtype="int8"')
-        if not said and lack == "memory" and stage.name != "train":
-            said = [way_out(by_layer)] if facts.moments else ["a device with more memory"]
+        if not said and lack == "memory" and stage.name in _CURVED and facts.moments:
+            said = [way_out(by_layer)]
         have, need = shown(most), shown(getattr(stage, lack))
         advice.append(
             f"{need} of {lack}, and there are {have}: {' or '.join(said) or _elsewhere(lack)}"
