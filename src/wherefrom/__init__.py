@@ -1,6 +1,6 @@
 """wherefrom: which training images made this generated image?"""
 
-from . import baselines, data, evaluation, models
+from . import baselines, data, evaluation, models, planning
 from .adapters.model import Model, from_model, from_pipeline
 from .adapters.scheduler import from_scheduler
 from .attribution.result import Attribution
@@ -56,6 +56,7 @@ __all__ = [
     "listwise_loss",
     "models",
     "needs",
+    "planning",
     "preset",
     "sample",
     "train",

@@ -93,7 +93,7 @@ def train(
     forward = call or call_plainly
     if device.type == "cuda" if compile is None else compile:
         forward = _compiled(forward)
-    run = _Alone(model, average, process, settings, call or call_plainly, forward, device)
+    run = Alone(model, average, process, settings, call or call_plainly, forward, device)
     checkpoint, start = None, 0
     if store is not None:
         all_kept = kept is None or len(kept) == count
@@ -113,7 +113,7 @@ def train(
     return average
 
 
-class _Alone(Run):
+class Alone(Run):
     """The run of one network."""
 
     def __init__(

@@ -180,7 +180,7 @@ def check_curvature(probe: Probe) -> None:
     if sure > free:
         raise WherefromError(
             f"the curvature of {len(parts)} layers of {type(denoiser.network).__name__} takes "
-            f"{shown(total)}, and {_free(denoiser, free)}: {_way_out(wanted)}, or take "
+            f"{shown(total)}, and {_free(denoiser, free)}: {way_out(wanted)}, or take "
             'TID(curvature="identity"), which needs none'
         )
 
@@ -205,7 +205,7 @@ def check_query(probe: Probe, cond: Cond, each: int | None = None) -> None:
         raise WherefromError(
             f"the gradients of one query, of {len(parts)} layers of "
             f"{type(denoiser.network).__name__}, take {shown(each)}, and "
-            f"{_free(denoiser, free)}: {_way_out(wanted)}"
+            f"{_free(denoiser, free)}: {way_out(wanted)}"
         )
 
 
@@ -222,7 +222,7 @@ def _free(denoiser: Denoiser, free: int) -> str:
     return f"{shown(free)} are free {place}"
 
 
-def _way_out(wanted: Mapping[str, int]) -> str:
+def way_out(wanted: Mapping[str, int]) -> str:
     """What to do about layers that take so many bytes each."""
     alike: defaultdict[str, int] = defaultdict(int)  # layers of one kind in all blocks, together
     for name, size in wanted.items():

@@ -81,16 +81,22 @@ def inverse_lower(lower: Tensor) -> Tensor:
     return result
 
 
-def _panels(lower: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Strips of rows of a lower-triangular matrix, and the columns that are not zero there."""
-    count, step = len(lower), _PANEL.get(lower.device.type, 512)
+def panels(count: int, device: str) -> Iterator[tuple[int, int]]:
+    """Where the panels of so many rows begin and end, on a kind of device."""
+    step = _PANEL.get(device, 512)
     for start in range(0, count, step):
         # what is left over joins the last panel: a thin one would cost a launch of its own
         last = start + 2 * step > count
         end = count if last else start + step
-        yield slice(start, end), slice(0, end)
+        yield start, end
         if last:
             return
+
+
+def _panels(lower: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Strips of rows of a lower-triangular matrix, and the columns that are not zero there."""
+    for start, end in panels(len(lower), lower.device.type):
+        yield slice(start, end), slice(0, end)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:

@@ -135,14 +135,14 @@ class Learner(nn.Module):
         return self._loss(embedded @ embedded.T, tau.to(embedded.dtype), self.log_scale.exp())
 
 
-def _held_out(count: int) -> int:
+def held_out(count: int) -> int:
     """How many of so many items say how far a student is, and are not learned from."""
     return min(_HELD_OUT, count // 10) if count // 10 >= 4 else 0
 
 
 def fitting(settings: Settings, count: int) -> Settings:
     """Settings for so many items: a batch has no more of them than are learned from."""
-    learned = count - _held_out(count)
+    learned = count - held_out(count)
     if learned < 3:
         raise WherefromError("a student learns to rank images: give at least three items")
     return replace(settings, batch_size=min(settings.batch_size, learned))
@@ -157,7 +157,7 @@ def distill(
         raise WherefromError(f"the teacher is a fitted TID, not {type(tid).__name__}")
     tid.curvature.check_unchanged()
     count, device = length(dataset), tid.denoiser.device
-    held = _held_out(count)
+    held = held_out(count)
     shuffled = torch.randperm(
         count, generator=torch.Generator().manual_seed(seed_of(settings.seed, "held out", 0))
     )
@@ -190,7 +190,7 @@ def distill(
 
     if device.type == "cuda" and steps - start >= _WORTH:
         tid.compile_pairwise(settings.batch_size)
-    exam = _Exam(tid, dataset, shuffled[:held]) if held else None
+    exam = Exam(tid, dataset, shuffled[:held]) if held else None
     feed = Feed(_FixedViews(dataset), order, tid.denoiser.network)
     every = max(1, steps // _LOOKS)
     rest, size = range(start, steps), settings.batch_size
@@ -269,7 +269,7 @@ def _batch(tid: TID, dataset: Dataset, indices: list[int]) -> tuple[Tensor, Cond
     return tid.denoiser.placed(x, cond)
 
 
-class _Exam:
+class Exam:
     """Images that are never learned from, with the teacher's scores of all their pairs."""
 
     def __init__(self, tid: TID, dataset: Dataset, held: Tensor) -> None:
