@@ -21,7 +21,9 @@ LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^([ ]*)(```+)(\w*)[^\n]*\n(.*?)^\1\2[ ]*$\n?", re.DOTALL | re.MULTILINE)
 KINDS = {".py": "python", ".toml": "toml", ".yml": "yaml", ".ipynb": "json", ".txt": "text"}
 # code is not what a search for words is about, and its page needs no list of contents
-CODE = "---\nsearch:\n  exclude: true\nhide: [toc]\n---\n\n# {path}\n\n``````{kind}\n{text}\n``````\n"
+CODE = (
+    "---\nsearch:\n  exclude: true\nhide: [toc]\n---\n\n# {path}\n\n``````{kind}\n{text}\n``````\n"
+)
 
 
 def _outside_fences(text: str, change: Any) -> str:
