@@ -81,10 +81,11 @@ class _Reader:
     def _scripted(self, base: str) -> str:
         scripts = {"_": "", "^": ""}
         while self._next in scripts and not scripts[self._next]:
-            scripts[self._take()] = self._one()
+            kind = self._take()
+            scripts[kind] = self._one()
         below, above = scripts["_"], scripts["^"]
-        kind = ("under", "over") if LARGE in base else ("sub", "sup")
-        name = "m" + "".join(one for one, there in zip(kind, (below, above), strict=True) if there)
+        names = ("under", "over") if LARGE in base else ("sub", "sup")
+        name = "m" + "".join(one for one, made in zip(names, (below, above), strict=True) if made)
         return f"<{name}>{base}{below}{above}</{name}>"
 
     def _one(self) -> str:

@@ -12,8 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from formulas import mathml
 from mkdocs.structure.files import File, Files
+
+from formulas import mathml
 
 ROOT = Path(__file__).parents[1]
 AT_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

@@ -7,6 +7,8 @@ that wherefrom is told. The data are the digits of scikit-learn; it takes some m
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -86,7 +88,7 @@ def trained(images: Tensor, steps: int, width: int = 64, batch_size: int = 64) -
 def sampled(network: nn.Module, noise: Tensor, steps: int) -> Tensor:
     """Euler's method from the noise to the image."""
     x, times = noise, torch.linspace(1, 0, steps + 1)
-    for now, then in zip(times[:-1], times[1:], strict=True):
+    for now, then in pairwise(times):
         x = x + (then - now) * network(x, now.expand(len(x)))
     return x
 

@@ -45,7 +45,7 @@ SMALLER: dict[str, dict[str, str]] = {
     "docs/tour.md": {"steps=100": "steps=4", "dim=96": "dim=16"},
     "docs/guide.md": {
         "epochs=50": STUDENT,
-        '{"steps": 4000, "batch_size": 256, "lr": 1e-3}': '{"steps": 2, "batch_size": 8, "lr": 0.1}',
+        '"steps": 4000, "batch_size": 256': '"steps": 2, "batch_size": 8',
         "**evaluation.standard(draws=32)": '"Pixel": evaluation.standard(draws=1)["Pixel"]',
         "seeds=range(6), queries=20": "seeds=range(1), queries=2",
         "subsets=32": "subsets=3, queries=2",
@@ -230,7 +230,8 @@ def check_wherefrom(words: list[str]) -> None:
     try:
         group.commands[words[0]].make_context(words[0], list(words[1:]))
     except typer.BadParameter as error:  # files of the reader's are not here
-        assert "does not exist" in str(error), error
+        if "does not exist" not in str(error):
+            raise
 
 
 def check_python(words: list[str]) -> None:

@@ -1,5 +1,5 @@
-"""The ten lines of docs/your_own_model.md and those of docs/lora.md, run as they stand there: from a
-saved pipeline and a folder of captioned pictures to hits, in full and for a LoRA from its file.
+"""The ten lines of docs/your_own_model.md and those of docs/lora.md, run as they stand there: from
+a saved pipeline and a folder of captioned pictures to hits, in full and for a LoRA from its file.
 """
 
 from __future__ import annotations
