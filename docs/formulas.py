@@ -1,8 +1,8 @@
 """Formulas of the documentation: the little of LaTeX that it uses, as MathML, which browsers show
 without a script. GitHub reads the same blocks as LaTeX.
 
-Known are letters, numbers, signs, ^ and _, groups, `\\frac`, `\\sqrt`, `\\text`, `\\underline`,
-`\\left` and `\\right`, and the names below. Anything else is an error that names it.
+Known are letters, numbers, signs, ^ and _, groups, `\\frac`, `\\text`, `\\left` and `\\right`, and
+the names below. Anything else is an error that names it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import html
 import re
 from collections.abc import Iterator
 
-TOKEN = re.compile(r"\\text\{[^}]*\}|\\[a-zA-Z]+|\\[\\,;{}|]|\d+(?:\.\d+)?|\S")
+TOKEN = re.compile(r"\\text\{[^}]*\}|\\[a-zA-Z]+|\\[;|]|\d+(?:\.\d+)?|\S")
 LETTERS = {
     "alpha": "α",
     "kappa": "κ",
@@ -21,28 +21,16 @@ LETTERS = {
     "rho": "ρ",
     "sigma": "σ",
     "tau": "τ",
-    "phi": "φ",
-    "ell": "ℓ",
 }
 SIGNS = {
     "sum": "∑",
-    "in": "∈",
-    "ne": "≠",
-    "le": "≤",
-    "ge": "≥",
     "top": "⊤",
-    "cdot": "·",
-    "times": "×",
     "langle": "⟨",
     "rangle": "⟩",
-    "dots": "…",
-    "odot": "⊙",
     "|": "‖",
-    "{": "{",
-    "}": "}",
 }
-SPACES = {",": "0.2em", ";": "0.4em", "quad": "1.2em"}
-WORDS = ("log", "max", "min", "exp")
+SPACES = {";": "0.4em", "quad": "1.2em"}
+WORDS = ("log",)
 LARGE = "∑"  # takes what is below and above it there
 
 
@@ -105,10 +93,6 @@ class _Reader:
             return f"<mtext>{html.escape(name[5:-1])}</mtext>"
         if name == "frac":
             return f"<mfrac>{self._one()}{self._one()}</mfrac>"
-        if name == "sqrt":
-            return f"<msqrt>{self._one()}</msqrt>"
-        if name == "underline":
-            return f'<munder accentunder="true">{self._one()}<mo stretchy="true">_</mo></munder>'
         if name in ("left", "right"):  # brackets that grow with what they hold
             return f'<mo stretchy="true">{html.escape(self._take())}</mo>'
         if name in LETTERS:
@@ -118,16 +102,10 @@ class _Reader:
         if name in SPACES:
             return f'<mspace width="{SPACES[name]}"/>'
         if name in WORDS:
-            return f'<mi>{name}</mi><mspace width="0.15em"/>'
+            return f"<mi>{name}</mi>"
         raise UnknownFormula(f"{self._text!r}: {token} is not among what docs/formulas.py knows")
 
 
-def mathml(text: str, display: bool = True) -> str:
-    """A formula as MathML; lines end with two backslashes."""
-    lines = [_Reader(line).row(None) for line in text.split("\\\\")]
-    inside = lines[0]
-    if len(lines) > 1:
-        rows = "".join(f"<mtr><mtd>{line}</mtd></mtr>" for line in lines)
-        inside = f'<mtable columnalign="left" rowspacing="0.6em">{rows}</mtable>'
-    kind = ' display="block"' if display else ""
-    return f"<math{kind}>{inside}</math>"
+def mathml(text: str) -> str:
+    """A formula that stands alone, as MathML."""
+    return f'<math display="block">{_Reader(text).row(None)}</math>'

@@ -41,11 +41,16 @@ Names = dict[str, Any]
 STUDENT = "epochs=1, batch_size=6, dim=8, hidden=8, heads=2"
 # what is made smaller on a page, and to what; each must be there
 SMALLER: dict[str, dict[str, str]] = {
-    "README.md": {"steps=100": "steps=4", "dim=96": "dim=16"},
+    "README.md": {
+        "steps=100": "steps=4",
+        "dim=96": "dim=16",
+        'pipe("a photo of my dog")': 'pipe("a photo of my dog", num_inference_steps=3)',
+    },
     "docs/tour.md": {"steps=100": "steps=4", "dim=96": "dim=16"},
     "docs/guide.md": {
         "epochs=50": STUDENT,
         '"steps": 4000, "batch_size": 256': '"steps": 2, "batch_size": 8',
+        '"lr": 1e-3}': '"lr": 0.1}',
         "**evaluation.standard(draws=32)": '"Pixel": evaluation.standard(draws=1)["Pixel"]',
         "seeds=range(6), queries=20": "seeds=range(1), queries=2",
         "subsets=32": "subsets=3, queries=2",
