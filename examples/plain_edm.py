@@ -2,7 +2,7 @@
 python examples/plain_edm.py
 
 Nothing but the last function knows of wherefrom. The data are the digits of scikit-learn; it takes
-some minutes on a CPU.
+some three minutes on a core.
 """
 
 from __future__ import annotations

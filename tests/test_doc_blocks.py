@@ -209,7 +209,7 @@ def test_every_block_says_its_language() -> None:
 )
 def test_a_quotation_stands_in_its_file(block: Block) -> None:
     """Line by line, in its order; lines between may be left out."""
-    lines = iter((ROOT / str(block.title)).read_text().splitlines())
+    lines = (ROOT / str(block.title)).read_text().splitlines()
     bare = [line.split("  #")[0].strip() for line in lines]
     place = 0
     for line in block.text.splitlines():
