@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUN := $(VENV)/bin/
 GPU_PYTHON ?= $(RUN)python
 
-.PHONY: demo test lint types unit test-gpu format clean
+.PHONY: demo test lint types unit docs test-gpu format clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -24,6 +24,10 @@ types: $(READY)
 # two processes of one thread each: files of tests are dealt out to them whole
 unit: $(READY)
 	$(RUN)pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# the documentation as a site, in site/; a broken link or anchor fails. The tests build it too.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(RUN)mkdocs build --strict --quiet
 
 # the CUDA paths; where nothing can be installed, with the torch and pytest that are there:
 # make test-gpu GPU_PYTHON=python3
@@ -48,4 +52,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) wherefrom-demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) wherefrom-demo site build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

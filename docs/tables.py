@@ -13,6 +13,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from wherefrom.report.tables import Tables
@@ -38,6 +39,7 @@ def wrapped(title: str) -> str:
     return "\n".join([*lines, line])
 
 
+@cache  # a page may show one that has a file of its own
 def table(evaluation: str, name: str) -> str:
     """A table of an evaluation as Markdown."""
     made = Tables(DOCS / "results" / evaluation).all()[name]()
