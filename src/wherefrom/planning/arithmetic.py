@@ -21,7 +21,7 @@ COMPILED, COMPILING = 0.76, 60.0
 # what other rooms keep to themselves; a test looks whether it is still so
 WORTH = {"pass": 500, "embed": 200, "learn": 300}  # passes that repay compiling
 SHARD = 64 * 2**20  # bytes of a shard
-SCORES, PIXELS = 2**26, 2**30  # numbers of the scores, and bytes of the images, that TID holds
+SCORES, PIXELS = 2**25, 2**30  # numbers of the scores, and bytes of the images, that TID holds
 LOOKS, LEVELS = 50, 4  # at the held-out images, and noise levels of each
 
 TENSOR, FOLDER = 90, 1700  # bytes beside the numbers of a tensor, and of a folder

@@ -114,11 +114,13 @@ class Kernels:
             if not part.inputs:
                 continue
             (a, b), layout = self._widths(part), layouts[part.name]
-            total += 2 * t * a * b
+            total += 2 * t * min(a * b, t * (a + b))  # its own length
             wide = [(a, layout.inputs), (b, layout.outputs)]
             total += sum(2 * t * _HALVES * all_ * kept for all_, kept in wide if kept < all_)
             if any(kept < all_ for all_, kept in wide):
                 total += 2 * _HALVES * t * layout.inputs * layout.outputs
+            else:
+                total += 2 * t * a * b
         return total
 
     def pairwise(self, batch: int) -> int:

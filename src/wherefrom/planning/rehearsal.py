@@ -31,6 +31,7 @@ from ..layers.kinds import Factors, Part
 from ..running.modes import outside_inference
 from ..search.vectors import Vectors
 from ..tid.angle import SelfKernels
+from ..tid.passes import Passes
 from ..tid.sketching import Sketcher
 from ..tid.teacher import TID
 from ..tide.distill import LOSSES, Exam, Learner, Settings, fresh, fresh_draw, held_out, learn
@@ -88,6 +89,7 @@ class Teacher(TID):
         own = self.settings
         self.rehearsed = _Rehearsed(self.probe, own.curvature, own.normalize, own.damping)
         self.curvature = self.rehearsed
+        self.passes = Passes(self.curvature, own)
 
     def one_pass(self, x: Tensor, cond: Cond, m: int) -> dict[str, int]:
         """The network's own part of a pass: how many positions each part has."""
@@ -101,14 +103,15 @@ class Teacher(TID):
 
     def prepared(self, x: Tensor, cond: Cond, m: int) -> tuple[dict[str, Side], Tensor]:
         """Queries at one draw, as scores need them."""
-        return self._prepare(x, cond, m, 0)
+        return self.passes.prepare(x, cond, m, 0)
 
     def score(self, sides: dict[str, Side], mine: Tensor, x: Tensor, cond: Cond, m: int) -> Tensor:
         """One batch at one draw against queries, self-kernels included where they are wanted."""
         indices, own = list(range(len(x))), None
         if self.settings.similarity != "kernel":
             own = SelfKernels(None, {}, len(x), len(self.draws), x.device)
-        return self._tau(sides, mine, own, x, cond, m, indices)
+        with self.passes.comparing(sides, len(mine), m, len(x), len(x)) as compare:
+            return self._tau(compare, mine, own, x, cond, indices, m)
 
 
 class Rehearsal:
