@@ -86,7 +86,9 @@ def timed(work: Callable[[], Any], clock: Callable[[], float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--network", default="digits", choices=["digits", "cifar10-small", "cifar10"])
+    parser.add_argument(
+        "--network", default="digits", choices=["digits", "cifar10-small", "cifar10"]
+    )
     parser.add_argument("--images", type=int, help="of the data set")
     parser.add_argument("--calibrate", type=float, default=10.0)
     parser.add_argument("--processor", action="store_true", help="its time, not the wall's")

@@ -552,6 +552,10 @@ def test_a_plan_without_a_curvature_has_none_on_disk() -> None:
         ({"dim": 1}, "dim must be at least 2"),
         ({"queries": 2.5}, "queries must be a whole number"),
         ({"seconds": 0}, "seconds must be above 0"),
+        ({"dtype": "float8"}, "dtype is 'float8'; choose one of"),
+        ({"student": {"store": "here"}}, "student has 'store'; what is planned is epochs, "),
+        ({"training": {"keep": [1]}}, "training has 'keep'"),
+        ({"tid": {"memory": 5}}, "tid has 'memory'"),
         ({"draws": wherefrom.Draws(EDM, (1, 4, 4), 2)}, r"the draws \(1, 4, 4\)"),
     ],
 )
