@@ -53,6 +53,7 @@ class Facts:
     student_dim: int
     names: int  # letters of the names of all parts
     tensors: tuple[int, int]  # parameters and buffers of the network, and letters of their names
+    encodes: bool = False  # whether items are encoded first
     compiles: bool | None = None  # whether passes are compiled, where somebody has said so
     kept: bool = False  # whether self-kernels are kept beside the curvature
 

@@ -12,9 +12,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -26,10 +27,12 @@ from ..diffusion.draws import Draws
 from ..diffusion.run import Settings as TrainingSettings
 from ..errors import WherefromError, number, whole
 from ..factors.needs import moment_bytes, root_bytes, workspace_bytes
+from ..factors.probe import one_of
 from ..layers.kinds import Part
 from ..running.memory import free_memory, shown
 from ..running.modes import outside_inference
 from ..search.vectors import Dtype
+from ..tid.teacher import TID
 from ..tide.distill import Settings, fitting, fresh
 from .advice import Limits, faster, judged
 from .costs import Asked, Costs, Facts
@@ -165,6 +168,11 @@ def plan(
     used = count if samples is None else min(count, whole("samples", samples, 1))
     if seconds is not None:
         number("seconds", seconds, above=0)
+    one_of("dtype", dtype, get_args(Dtype))
+    _check_known("student", student, [one.name for one in fields(Settings)])
+    _check_known("training", training, [one.name for one in fields(TrainingSettings)])
+    choices = [name for name in signature(TID).parameters if name != "memory"]
+    _check_known("tid", tid, choices)
     taught = fitting(Settings(**{"epochs": epochs, **(student or {})}), count)
     trained = None if training is None else TrainingSettings(**training)
     asked = Asked(
@@ -188,6 +196,7 @@ def plan(
     teacher = Teacher(denoiser, draws, **{**(tid or {}), "memory": memory})
     free = free_memory(denoiser.device)
     facts, notes = _facts(teacher, dataset, taught, memory, free, tid or {})
+    facts = replace(facts, encodes=encode is not None)
     planner = Planner(asked, facts, None)
     if facts.moments + facts.roots + facts.workspace > free:
         notes.append("nothing was timed, as the curvature does not fit")
@@ -195,7 +204,7 @@ def plan(
         rehearsal = Rehearsal(teacher, dataset, watch, calibrate)
         settings = taught if facts.embedder else None
         sizes = min(planner.size, planner.sketch_size), planner.group
-        costs = _tried(rehearsal, asked, sizes, settings, trained, encoding, notes)
+        costs = _tried(rehearsal, asked, facts, sizes, settings, trained, encoding, notes)
         planner = replace(planner, costs=costs)
     by_layer = {part.name: _of(part, teacher) for part in teacher.probe.parts}
     limits = Limits(free + facts.weights, _disk(folder), seconds)
@@ -216,9 +225,17 @@ def plan(
     )
 
 
+def _check_known(name: str, given: Mapping[str, Any] | None, known: Sequence[str]) -> None:
+    """Refuse what is no argument of the call that is planned."""
+    for one in given or {}:
+        if one not in known:
+            raise WherefromError(f"{name} has {one!r}; what is planned is {', '.join(known)}")
+
+
 def _tried(
     rehearsal: Rehearsal,
     asked: Asked,
+    facts: Facts,
     sizes: tuple[int, int],
     settings: Settings | None,
     training: TrainingSettings | None,
@@ -226,7 +243,7 @@ def _tried(
     notes: list[str],
 ) -> Costs | None:
     try:
-        return rehearsal.costs(asked, *sizes, settings, training, encoding)
+        return rehearsal.costs(asked, facts, *sizes, settings, training, encoding)
     except torch.OutOfMemoryError:
         notes.append("nothing was timed: memory ran out; lower batch_size, memory or queries")
         return None

@@ -36,7 +36,7 @@ from ..tid.sketching import Sketcher
 from ..tid.teacher import TID
 from ..tide.distill import LOSSES, Exam, Learner, Settings, fresh, fresh_draw, held_out, learn
 from ..tide.student import TIDE
-from .costs import Asked, Costs, Learning
+from .costs import Asked, Costs, Facts, Learning
 from .flops import matrices, padded
 from .measure import Cost, Line, Stopwatch, held
 
@@ -138,6 +138,7 @@ class Rehearsal:
     def costs(
         self,
         asked: Asked,
+        facts: Facts,
         size: int,
         group: int,
         settings: Settings | None,
@@ -148,6 +149,7 @@ class Rehearsal:
 
         Args:
             asked: what is planned.
+            facts: what was counted of the model.
             size, group: images of a batch and queries that fit into the budget.
             settings: of a distillation; None: there can be none.
             training: of a training; None: it is not planned.
@@ -161,7 +163,7 @@ class Rehearsal:
                 lambda n: self.teacher.rehearsed.add(*self._some(n), 0, list(range(n))), size
             )
             prepare = self._cost(lambda n: self.teacher.prepared(*self._some(n), 0), group)
-            score, sides = self._score(size, group)
+            score, sides = self._score(facts, size, group, prepare)
             sketcher = Sketcher(self.teacher.curvature, asked.dim, 0)
             signs = self._signs(sketcher)
             sketch = self._cost(partial(self._sketch, sketcher, asked), size)
@@ -242,19 +244,30 @@ class Rehearsal:
         new = range(1, min(4, len(self.draws)))
         if not new:
             return 4 * known  # it makes four passes
-        times = [self.watch.once(partial(self.teacher.one_pass, *some, m)) for m in new]
+        times = list[float]()
+        for m in new:
+            if sum(times) < self._slot:
+                times.append(self.watch.once(partial(self.teacher.one_pass, *some, m)))
         return max(0.0, sum(times) / len(times) - known)
 
-    def _score(self, size: int, group: int) -> tuple[Cost, int]:
-        sides, mine = self.teacher.prepared(*self._some(group), 0)
+    def _score(self, facts: Facts, size: int, group: int, prepare: Cost) -> tuple[Cost, int]:
+        """Against all queries of a group, or as many as there is time to prepare; those that are
+        left out add what their operations do.
+        """
+        line = prepare.seconds
+        few = int((self._slot - line.fixed) / max(line.each, 1e-9))
+        few = max(1, min(group, few))
+        sides, mine = self.teacher.prepared(*self._some(few), 0)
         kept = sum(
             value.nbytes
             for side in sides.values()
             for value in vars(side).values()
             if isinstance(value, Tensor)
         )
-        cost = self._cost(lambda n: self.teacher.score(sides, mine, *self._some(n), 0), size)
-        return cost, kept // group
+        found = self._cost(lambda n: self.teacher.score(sides, mine, *self._some(n), 0), size)
+        most, timed = (facts.backward + facts.kernels.scored(count) for count in (group, few))
+        seconds = Line(found.seconds.fixed, found.seconds.each * most / timed)
+        return Cost(seconds, found.held), kept // few
 
     def _signs(self, sketcher: Sketcher) -> float:
         one = self._some(1)
@@ -302,7 +315,7 @@ class Rehearsal:
 
         with self.denoiser.frozen(), torch.autocast(self.device.type, enabled=False):
             taught = self._cost(step, settings.batch_size, least=3)
-            exam, look = self._exam(asked, learner)
+            exam, look = self._exam(asked, learner, taught.seconds)
         tide = TIDE(self.denoiser, self.draws, learner.embedder)
 
         def embed(count: int) -> None:
@@ -312,8 +325,12 @@ class Rehearsal:
         embedded = self._cost(embed, asked.batch_size * asked.draws)
         return Learning(begin, taught, exam, look, embedded, self._scan(tide.dim, asked))
 
-    def _exam(self, asked: Asked, learner: Learner) -> tuple[float, float]:
-        count = min(held_out(asked.images), self.items)
+    def _exam(self, asked: Asked, learner: Learner, step: Line) -> tuple[float, float]:
+        """Seconds in which the held-out images are scored, and of a look at them; by fewer of them
+        where that takes long.
+        """
+        affordable = max(4, int((self._slot / 4 - step.fixed) / max(step.each, 1e-9)))
+        count = min(held_out(asked.images), self.items, affordable)
         if not count:
             return 0.0, 0.0
         found: list[Exam] = []

@@ -22,6 +22,7 @@ from .arithmetic import (
 )
 
 _STUDENT = 14  # tensors, about
+_ENCODED = 16  # pictures of a batch
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Planner(Arithmetic):
     def stages(self) -> list[Stage]:
         """One after the other, as they come."""
         made: list[Callable[[], Stage]] = []
-        if self.costs is not None and self.costs.encoding is not None:
+        if self.facts.encodes:
             made.append(self.encode)
         if self.asked.steps:
             made.append(self.train)
@@ -64,13 +65,14 @@ class Planner(Arithmetic):
     def encode(self) -> Stage:
         """Pictures to latents."""
         asked, facts = self.asked, self.facts
-        assert self.costs is not None
-        cost = self.costs.encoding
-        assert cost is not None
         size = asked.images * (facts.item + facts.condition)
-        seconds = cost.seconds.batches(asked.images, 16) + self.written(size)
+        seconds, held = None, 0.0
+        if self.costs is not None and self.costs.encoding is not None:
+            cost = self.costs.encoding
+            seconds = cost.seconds.batches(asked.images, _ENCODED) + self.written(size)
+            held = cost.held(_ENCODED)
         what = "pictures and captions to latents and conditions, once"
-        return Stage("encode", what, 0, 0, seconds, int(cost.held(16)), size + FOLDER, 16)
+        return Stage("encode", what, 0, 0, seconds, int(held), size + FOLDER, _ENCODED)
 
     def train(self) -> Stage:
         """The built-in training."""
