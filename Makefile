@@ -27,7 +27,7 @@ unit: $(READY)
 
 # the documentation as a site, in site/; a broken link or anchor fails. The tests build it too.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(RUN)mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN)mkdocs build --strict
 
 # the CUDA paths; where nothing can be installed, with the torch and pytest that are there:
 # make test-gpu GPU_PYTHON=python3

@@ -86,6 +86,7 @@ def small_world() -> Names:
         "noise": grown,
         "images": wherefrom.sample(denoiser, grown, steps=2).clamp(-1, 1),
         "queries": dataset[:2],
+        "artists": ["Ada", "Ben"] * 24,
         "make_network": lambda seed: stirred(small_dit()),
         "MyAttributor": lambda denoiser: Pixel(),
     }
