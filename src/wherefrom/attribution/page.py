@@ -20,7 +20,7 @@ from .markup import Html, tag
 from .style import STYLE
 from .thumbs import data_uri
 from .told import Hit, Spread, Told
-from .words import APART, STABLE, TRUST, UNKNOWN
+from .words import ALIKE, APART, STABLE, TRUST, UNKNOWN
 
 _SAFE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _QUERY, _MOST, _LEAST, _GLANCE = 464, 224, 144, 96  # pixels of a picture's longer side
@@ -207,13 +207,15 @@ class Page:
     def _says(self, query: int) -> Iterator[object]:
         spread, best = self.told.spread(query), self.told.hits(query)[0]
         if spread is None:
-            yield UNKNOWN
+            yield UNKNOWN if math.isnan(best.standardised) else ALIKE
             return
         yield "The first hit scores "
         yield tag("b", f"{best.standardised:.1f} standard deviations")
         yield (
             f" above the mean of all {spread.total:,} training images. "
             f"{_percent(100 * self._rest)} of them are below {spread.below(self._rest):.1f}."
+            if self._rest >= 0.5
+            else f" above the mean of all {spread.total:,} training images."
         )
 
     def _stability(self, query: int) -> str:
