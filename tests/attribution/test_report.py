@@ -116,6 +116,12 @@ def page(tmp_path):
     return parsed(tmp_path / "report.html")
 
 
+def rows_of(path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by the names of their columns."""
+    text = path.read_bytes().decode("utf-8-sig")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
 # --- the page -------------------------------------------------------------------------------------
 
 
@@ -346,7 +352,7 @@ def test_what_is_not_known_is_said_to_be_unknown(tmp_path):
     query = json.loads((tmp_path / "hits.json").read_text())["queries"][0]
     assert query["stability"] is query["histogram"] is query["most"][0]["percentile"] is None
     hits.to_csv(tmp_path / "hits.csv")
-    row = next(csv.DictReader((tmp_path / "hits.csv").open(encoding="utf-8-sig", newline="")))
+    row = rows_of(tmp_path / "hits.csv")[0]
     assert row["standardised"] == row["percentile"] == row["stability"] == ""
     hits.contact_sheet(tmp_path / "sheet.png", coloured())
 
@@ -553,7 +559,7 @@ def test_csv_has_a_row_for_each_hit_and_reads_back(tmp_path):
     hits.to_csv(tmp_path / "hits.csv", coloured(), columns)
     raw = (tmp_path / "hits.csv").read_bytes()
     assert raw.startswith("\ufeff".encode())  # by which a spreadsheet knows UTF-8
-    rows = list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig"), newline="")))
+    rows = rows_of(tmp_path / "hits.csv")
     assert len(rows) == 2 * 2 * 8
     most = [row for row in rows if (row["query"], row["influence"]) == ("1", "most")]
     assert [int(row["index"]) for row in most] == hits.indices[1].tolist()
@@ -567,7 +573,7 @@ def test_csv_has_a_row_for_each_hit_and_reads_back(tmp_path):
 def test_a_column_that_is_called_like_one_of_ours_is_told_from_it(tmp_path):
     names = {"name": ["theirs"] * 60, "score": ["9"] * 60}
     found().to_csv(tmp_path / "hits.csv", coloured(), names)
-    row = next(csv.DictReader((tmp_path / "hits.csv").open(encoding="utf-8-sig", newline="")))
+    row = rows_of(tmp_path / "hits.csv")[0]
     assert (row["name"], row["name (metadata)"]) == ("7", "theirs")
     assert (row["score"], row["score (metadata)"]) == ("60.0", "9")
 
