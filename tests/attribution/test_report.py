@@ -28,6 +28,7 @@ from wherefrom.attribution.apart import standing_apart
 from wherefrom.attribution.groups import chosen_columns, totals
 from wherefrom.attribution.markup import tag, text
 from wherefrom.attribution.pictures import Pictures
+from wherefrom.attribution.style import STYLE
 from wherefrom.attribution.thumbs import encoded
 from wherefrom.attribution.top import TopK, both_ends
 from wherefrom.errors import WherefromError
@@ -113,6 +114,12 @@ def page(tmp_path):
     hits, dataset = found(), coloured()
     hits.report(tmp_path / "report.html", dataset, Subset(dataset, [3, 4]))
     return parsed(tmp_path / "report.html")
+
+
+def rows_of(path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by the names of their columns."""
+    text = path.read_bytes().decode("utf-8-sig")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -297,9 +304,14 @@ def test_nothing_that_a_camera_wrote_into_a_picture_is_in_the_report():
     for side in (64, 90):
         kind, content = encoded(opened, side, 10**5)
         assert kind == "jpeg"
-        assert b"my " not in content
+        assert set(Image.open(io.BytesIO(content)).info) <= {
+            "jfif",
+            "jfif_version",
+            "jfif_unit",
+        } | {"jfif_density"}
     small = opened.resize((20, 20))
-    assert b"my " not in encoded(small, 64, 10**5)[1]
+    assert small.info["icc_profile"] == b"my profile"  # PIL would write it
+    assert not Image.open(io.BytesIO(encoded(small, 64, 10**5)[1])).info
 
 
 def test_a_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -340,9 +352,41 @@ def test_what_is_not_known_is_said_to_be_unknown(tmp_path):
     query = json.loads((tmp_path / "hits.json").read_text())["queries"][0]
     assert query["stability"] is query["histogram"] is query["most"][0]["percentile"] is None
     hits.to_csv(tmp_path / "hits.csv")
-    row = next(csv.DictReader((tmp_path / "hits.csv").open(encoding="utf-8-sig", newline="")))
+    row = rows_of(tmp_path / "hits.csv")[0]
     assert row["standardised"] == row["percentile"] == row["stability"] == ""
     hits.contact_sheet(tmp_path / "sheet.png", coloured())
+
+
+def test_scores_that_are_all_equal_and_a_top_of_everything_are_reported_too(tmp_path):
+    both_ends(torch.ones(1, 60), 8).report(tmp_path / "r.html", coloured())
+    card = parsed(tmp_path / "r.html").all("article")[0]["text"]
+    assert "All training images score the same" in card
+    assert "the hits trail off evenly" in card
+    for count in (1, 8):
+        hits = both_ends(torch.rand(1, count), count)
+        hits.report(tmp_path / "r.html", coloured(count))
+        assert "nan" not in parsed(tmp_path / "r.html").all("article")[0]["text"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "print"])
+def test_every_text_has_the_contrast_that_people_need(scheme):
+    blocks = re.findall(r":root\{(.*?)\}", STYLE, re.DOTALL)
+    colours = dict(re.findall(r"--(\w+):(#\w+)", blocks[0]))
+    colours |= dict(re.findall(r"--(\w+):(#\w+)", blocks[["light", "dark", "print"].index(scheme)]))
+
+    def light(name):
+        digits = colours[name][1:]
+        digits = digits if len(digits) == 6 else "".join(2 * one for one in digits)
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for ink, paper in itertools.product(("ink", "pale", "hit", "link"), ("paper", "card")):
+        high, low = sorted([light(ink), light(paper)], reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, paper)
+    for ink in ("ink", "pale"):  # on badges and empty places
+        high, low = sorted([light(ink), light("quiet")], reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 4.5, ink
 
 
 def test_a_set_that_cannot_be_the_one_attributed_to_is_refused(tmp_path):
@@ -515,7 +559,7 @@ def test_csv_has_a_row_for_each_hit_and_reads_back(tmp_path):
     hits.to_csv(tmp_path / "hits.csv", coloured(), columns)
     raw = (tmp_path / "hits.csv").read_bytes()
     assert raw.startswith("\ufeff".encode())  # by which a spreadsheet knows UTF-8
-    rows = list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig"), newline="")))
+    rows = rows_of(tmp_path / "hits.csv")
     assert len(rows) == 2 * 2 * 8
     most = [row for row in rows if (row["query"], row["influence"]) == ("1", "most")]
     assert [int(row["index"]) for row in most] == hits.indices[1].tolist()
@@ -524,6 +568,14 @@ def test_csv_has_a_row_for_each_hit_and_reads_back(tmp_path):
     assert [float(row["standardised"]) for row in most] == hits.standardised[1].tolist()
     assert most[0]["artist"] == f"Zoë, no. {most[0]['index']}"
     assert most[0]["label"] == str(int(most[0]["index"]) % 3)
+
+
+def test_a_column_that_is_called_like_one_of_ours_is_told_from_it(tmp_path):
+    names = {"name": ["theirs"] * 60, "score": ["9"] * 60}
+    found().to_csv(tmp_path / "hits.csv", coloured(), names)
+    row = rows_of(tmp_path / "hits.csv")[0]
+    assert (row["name"], row["name (metadata)"]) == ("7", "theirs")
+    assert (row["score"], row["score (metadata)"]) == ("60.0", "9")
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,11 @@ class Histogram:
             self._take(some.double())
 
     def _take(self, some: Tensor) -> None:
-        finite = some.isfinite()
-        infinite = ~finite.all(1).cpu()
-        some = torch.where(finite, some, 0)
         low, high = (edge.cpu() for edge in some.aminmax(dim=1))
+        infinite = ~(low.isfinite() & high.isfinite())
+        if bool(infinite.any()):  # their rows are counted somewhere, and not shown
+            some = some.nan_to_num(0, 0, 0)
+            low, high = (edge.cpu() for edge in some.aminmax(dim=1))
         if len(self._counts):
             low, high = torch.minimum(low, self._low), torch.maximum(high, self._high)
             infinite |= self._infinite
@@ -56,10 +57,11 @@ class Histogram:
 
     def _counts_in(self, some: Tensor, first: Tensor, exponent: Tensor) -> Tensor:
         """Of scores [Q, n], how many are in each of the bins from the first on: [Q, 64]."""
-        places = _bin(some, exponent[:, None]) - first.to(some.device)[:, None]
-        rows = torch.arange(len(some), device=some.device)[:, None] * BINS
-        flat = torch.bincount((places + rows).flatten(), minlength=len(some) * BINS)
-        return flat.view(len(some), BINS).cpu()
+        places = some * _power(-exponent[:, None]).to(some.device)
+        rows = torch.arange(len(some))[:, None] * BINS - first[:, None]
+        # whole numbers below 2 ** 53, so exact also as floats
+        places = places.floor_().add_(rows.to(some)).flatten().int()
+        return torch.bincount(places, minlength=len(some) * BINS).view(len(some), BINS).cpu()
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Counts [Q, 64] and edges [Q, 65], float64; a bin has its lower edge and not its upper.

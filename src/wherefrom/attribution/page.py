@@ -20,7 +20,7 @@ from .markup import Html, tag
 from .style import STYLE
 from .thumbs import data_uri
 from .told import Hit, Spread, Told
-from .words import APART, STABLE, TRUST, UNKNOWN
+from .words import ALIKE, APART, STABLE, TRUST, UNKNOWN, deviations, percent, place
 
 _SAFE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _QUERY, _MOST, _LEAST, _GLANCE = 464, 224, 144, 96  # pixels of a picture's longer side
@@ -47,6 +47,7 @@ class Page:
         self.told, self.pictures, self.title = told, told.pictures, title
         self.columns = chosen_columns(self.pictures.columns, group)
         self.model = _model(model)
+        self._made: dict[tuple[int, int], Html] = {}  # by index and side
         shown = len(told) * (2 * told.top_k + 3)
         self._most = max(_EACH[0], min(_EACH[1], _BYTES // shown))
 
@@ -158,8 +159,10 @@ class Page:
         return self._shown(self.told.queries.image(query), side, f"Generated image {query + 1}")
 
     def _image(self, index: int, side: int) -> Html:
-        alt = f"Training image {index}: {self.told.words(index)}"
-        return self._shown(self.pictures.image(index), side, alt)
+        if (index, side) not in self._made:  # an image may be a hit of many queries
+            alt = f"Training image {index}: {self.told.words(index)}"
+            self._made[index, side] = self._shown(self.pictures.image(index), side, alt)
+        return self._made[index, side]
 
     def _shown(self, image: Any, side: int, alt: str) -> Html:
         most = self._most if side < _QUERY else 2 * self._most
@@ -177,8 +180,8 @@ class Page:
             value = self.pictures.columns[column][hit.index]
             if value not in ("", words):
                 about.append(value if any(map(str.isalpha, value)) else f"{column} {value}")
-        place = None if math.isnan(hit.percentile) else f"percentile {_place(hit.percentile)}"
-        numbers = [f"score {hit.score:.3g}", place]
+        stands = None if math.isnan(hit.percentile) else f"percentile {place(hit.percentile)}"
+        numbers = [f"score {hit.score:.3g}", stands]
         caption = tag(
             "figcaption",
             tag("strong", _standing(hit)),
@@ -207,13 +210,15 @@ class Page:
     def _says(self, query: int) -> Iterator[object]:
         spread, best = self.told.spread(query), self.told.hits(query)[0]
         if spread is None:
-            yield UNKNOWN
+            yield UNKNOWN if math.isnan(best.standardised) else ALIKE
             return
         yield "The first hit scores "
         yield tag("b", f"{best.standardised:.1f} standard deviations")
         yield (
             f" above the mean of all {spread.total:,} training images. "
-            f"{_percent(100 * self._rest)} of them are below {spread.below(self._rest):.1f}."
+            f"{percent(100 * self._rest)} of them are below {spread.below(self._rest):.1f}."
+            if self._rest >= 0.5
+            else f" above the mean of all {spread.total:,} training images."
         )
 
     def _stability(self, query: int) -> str:
@@ -237,9 +242,9 @@ class Page:
         )
         axis = tag(
             "div",
-            tag("span", _deviations(spread.edges[0])),
+            tag("span", deviations(spread.edges[0])),
             tag("span", "all training images, the mean dashed, ", tag("b", "the hits marked")),
-            tag("b", _deviations(first)),
+            tag("b", deviations(first)),
             class_="axis",
             aria_hidden="true",
         )
@@ -294,7 +299,7 @@ class Page:
 
     def _trust(self) -> Html:
         known = [share for share in self.told.ends.stability.tolist() if not math.isnan(share)]
-        stable = STABLE.format(_percent(100 * statistics.median(known))) if known else None
+        stable = STABLE.format(percent(100 * statistics.median(known))) if known else None
         return tag(
             "section",
             tag("h2", "What these scores establish, and what not", id="trust"),
@@ -336,11 +341,11 @@ def _row(group: Group, top: float) -> Html:
         tag("td", share_drawn(group, top), class_="draw"),
         tag(
             "td",
-            f"{_percent(100 * group.share)} ({_percent(100 * group.low)} to "
-            f"{_percent(100 * group.high)})",
+            f"{percent(100 * group.share)} ({percent(100 * group.low)} to "
+            f"{percent(100 * group.high)})",
             class_="n",
         ),
-        tag("td", _percent(100 * group.training), class_="n"),
+        tag("td", percent(100 * group.training), class_="n"),
         tag("td", f"{times}, {verdict}"),
     )
 
@@ -353,28 +358,7 @@ def _standing(hit: Hit) -> str:
     """Where a hit stands; where that is not known, its score."""
     if math.isnan(hit.standardised):
         return f"{hit.score:.3g}"
-    return _deviations(hit.standardised)
-
-
-def _deviations(number: float) -> str:
-    sign = "+" if number >= 0 else "\u2212"  # a minus as long as the plus is wide
-    return f"{sign}{abs(number):.1f} sd"
-
-
-def _place(percentile: float) -> str:
-    """Of 100; the whole of it only where all others are below."""
-    if percentile == 100:
-        return "100"
-    digits = next(digits for digits in range(1, 9) if round(percentile, digits) < 100)
-    return f"{percentile:.{digits}f}"
-
-
-def _percent(value: float) -> str:
-    """Of 100; all and nothing only where it is."""
-    shown = f"{value:.1f}" if value < 10 or value > 99 else f"{value:.0f}"
-    if float(shown) == 100 and value < 100:
-        shown = "99.9"
-    return f"{shown.removesuffix('.0')} %"
+    return deviations(hit.standardised)
 
 
 def _flat(about: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ def encoded(image: Any, side: int, most: int) -> tuple[str, bytes]:
     # the pixels alone: a copy carries no places, names or profiles
     image = pil.frombytes(image.mode, image.size, image.tobytes())
     if max(image.size) <= _SMALL:
-        return "png", _saved(image, "PNG")
+        return "png", _saved(image, "PNG", optimize=True)
     content = _saved(fitted(image, side), "JPEG", quality=_FINE)
     while len(content) > most and side > _LEAST:
         content = _saved(fitted(image, side), "JPEG", quality=_COARSE)
@@ -51,5 +51,5 @@ def fitted(image: Any, side: int, grow: bool = False) -> Any:
 
 def _saved(image: Any, kind: str, **how: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind, optimize=True, **how)
+    image.save(file, kind, **how)
     return file.getvalue()

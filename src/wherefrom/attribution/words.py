@@ -1,4 +1,6 @@
-"""What a report says of scores in general: what they establish, and what they do not."""
+"""What a report says of scores in general, what they establish and what they do not; and how it
+writes numbers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,30 @@ STABLE = (
     "that share {0} of their images, in the median over the generated images. That tells noise of "
     "the measurement from its result; a model trained again with another seed may differ by more."
 )
+ALIKE = "All training images score the same: nothing was found."
 UNKNOWN = (
     "Not every training image was scored exactly, so it is not known how far above the rest these "
     "hits are."
 )
+
+
+def deviations(number: float) -> str:
+    """Standard deviations from the mean."""
+    sign = "+" if number >= 0 else "\u2212"  # a minus as long as the plus is wide
+    return f"{sign}{abs(number):.1f} sd"
+
+
+def place(percentile: float) -> str:
+    """Of 100; the whole of it only where all others are below."""
+    if percentile == 100:
+        return "100"
+    digits = next(digits for digits in range(1, 9) if round(percentile, digits) < 100)
+    return f"{percentile:.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """Of 100; all and nothing only where it is."""
+    shown = f"{value:.1f}" if value < 10 or value > 99 else f"{value:.0f}"
+    if float(shown) == 100 and value < 100:
+        shown = "99.9"
+    return f"{shown.removesuffix('.0')} %"
