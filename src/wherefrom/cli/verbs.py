@@ -314,7 +314,7 @@ def info(run: RUN, json_: Json = False) -> None:
             clock(one["seconds"]),
             shown(one["bytes"]),
             one["folder"],
-            "" if one["newest"] else "of other settings: may be deleted",
+            "" if one["last_used"] else "of other settings",
         ]
         for one in said["stages"]
     ]
@@ -323,7 +323,7 @@ def info(run: RUN, json_: Json = False) -> None:
     missing = said["missing"]
     if missing:
         show(f"not done yet: {', '.join(missing)}")
-    show(f"{said['generated']} generated images, {said['attributions']} attributions")
+    show(f"generated images: {said['generated']}, attributions: {said['attributions']}")
 
 
 def report_run(run: Path, names: list[str] | None) -> None:
