@@ -42,7 +42,7 @@ class Opened(NamedTuple):
 @contextmanager
 def opened(folder: Path, device: str | None, quiet: bool) -> Iterator[Opened]:
     """A run, whose stages are told of unless it is quiet."""
-    from ..runs.run import Run
+    from ..runs import Run
 
     started = time.monotonic()
     with talking(quiet) as told:
@@ -255,7 +255,7 @@ def attribute(
     """
     if top_k is not None:
         whole("--top-k", top_k, 1)
-    with opened(run, device, quiet or json_) as here:
+    with opened(run, device, quiet) as here:
         kept = here.run.attribute(images, _condition(class_, prompt), method, top_k, exact)
         pictures, about = here.run.pictures, kept.hits.about
         rows, taken = kept.described(pictures), here.seconds
