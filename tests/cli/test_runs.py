@@ -151,11 +151,12 @@ def test_progress_is_told_unless_it_is_quiet(world: Path, tmp_path: Path) -> Non
     assert "is trained" in result.stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [command.callback.__name__ for command in app.registered_commands])
 def test_every_help_has_an_example(verb: str) -> None:
     result = asked(verb, "--help")
     assert result.exit_code == 0
-    assert f"Example: wherefrom {verb} my-run" in " ".join(result.stdout.split())
+    assert f"Example: wherefrom {verb} " in " ".join(result.stdout.split())
+    assert {*VERBS} <= {command.callback.__name__ for command in app.registered_commands}
 
 
 def test_completion_can_be_installed() -> None:
