@@ -79,8 +79,10 @@ def test_a_port_that_is_none_is_refused(run: Bench, tmp_path: Path, port: Any) -
 
 @pytest.mark.parametrize(
     ("host", "local"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True)]
-    + [("0.0.0.0", False), ("::", False), ("192.168.0.2", False), ("studio", False)],
+    [
+        *((one, True) for one in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
+        *((one, False) for one in ("0.0.0.0", "::", "192.168.0.2", "studio")),
+    ],
 )
 def test_what_only_this_machine_can_reach_is_known(host: str, local: bool) -> None:
     assert running._local(host) is local
