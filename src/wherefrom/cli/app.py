@@ -45,6 +45,7 @@ app = typer.Typer(
     help="Which training images made this generated image?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 
@@ -89,6 +90,8 @@ def demo(
 ) -> None:
     """Train a small diffusion model on handwritten digits, generate eight images, and find the
     training digits that made them.
+
+    Example: wherefrom demo --out my-demo
     """
     run_demo(out, seed)
 
@@ -119,6 +122,8 @@ def evaluate(
 ) -> None:
     """Remove what each method found, retrain, regenerate from the same noise, and see whether the
     images change.
+
+    Example: wherefrom evaluate digits --out my-evaluation --seeds 2
     """
     one = changed(name, fractions=fraction, metrics=metric, coupled=coupled, images=images)
     run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
@@ -142,6 +147,8 @@ def lds(
 ) -> None:
     """Train on random halves of the data, and see whether each method's scores predict the losses:
     the linear datamodelling score.
+
+    Example: wherefrom lds digits --out my-evaluation --subsets 16
     """
     one = changed(name, coupled=coupled, images=images)
     run_lds(one, out, data, counted(seeds, first_seed), method, subsets)
