@@ -37,6 +37,8 @@ def test_importing_takes_the_core_alone():
         "transformers",
         "diffusers",
         "faiss",
+        "fastapi",
+        "uvicorn",
     ]
     code = (
         f"import sys\nfor name in {optional}: sys.modules[name] = None\n"

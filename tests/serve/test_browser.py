@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import random
 import shutil
 import threading
 import time
@@ -42,6 +43,7 @@ expect.set_options(timeout=20_000)
 @contextmanager
 def served(run: Bench, folder: Path, **how: Any) -> Iterator[str]:
     """A true server at a true address."""
+    before = random.getstate()  # uvicorn and playwright take of these
     config = uvicorn.Config(app(run, folder, **how), port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -51,15 +53,18 @@ def served(run: Bench, folder: Path, **how: Any) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+    random.setstate(before)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    before = random.getstate()
     with sync_playwright() as play:
         args = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         found = play.chromium.launch(executable_path=CHROMIUM, args=args)
         yield found
         found.close()
+    random.setstate(before)
 
 
 Visit = Callable[..., Page]
@@ -281,10 +286,10 @@ def test_the_token_comes_with_the_link_or_is_asked_for(
         assert "token" not in page.url
         asked(page)
         other = visit(address)
-        other.get_by_label("Token").fill("wrong")
+        other.locator("#token").fill("wrong")
         other.get_by_role("button", name="Enter").click()
         expect(other.locator("#enter-said")).to_have_text("this is not the server's token")
-        other.get_by_label("Token").fill(token)
+        other.locator("#token").fill(token)
         other.get_by_role("button", name="Enter").click()
         expect(other.locator("#run-name")).to_have_text("small")
 

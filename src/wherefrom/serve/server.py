@@ -17,6 +17,7 @@ from fastapi import Body, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
 
 from ..errors import WherefromError
 from ..runs.bench import Bench
@@ -26,7 +27,7 @@ from .gallery import KEPT
 from .guard import Door, Guard
 from .items import Without
 from .refused import status_of
-from .worker import WAITING, Job, Worker
+from .worker import WAITING, Event, Job, Worker
 
 SEEDS = 2**32 - 1
 _TYPES = {
@@ -133,6 +134,10 @@ def app(
         where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
         return JSONResponse({"detail": f"{where[:100]!a}: {first['msg']}"}, 422)
 
+    @result.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
     @result.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> JSONResponse:
         logging.getLogger("wherefrom.serve").error("a request failed", exc_info=error)
@@ -206,10 +211,10 @@ def app(
     @result.get("/api/jobs/{job}/events", tags=["questions"], response_class=StreamingResponse)
     async def events(job: str, request: Request) -> StreamingResponse:
         """What a question has to tell so far and from now on, as server-sent events."""
-        worker.check_listeners()
         last = request.headers.get("last-event-id", "")
         first = int(last) + 1 if last.isascii() and last.isdecimal() and len(last) < 10 else 0
-        return StreamingResponse(_stream(worker.job(job), first), media_type="text/event-stream")
+        heard = worker.heard(job, first)
+        return StreamingResponse(_stream(heard), media_type="text/event-stream")
 
     @result.delete("/api/jobs/{job}", tags=["questions"], status_code=204)
     async def stop(job: str) -> None:
@@ -297,9 +302,9 @@ async def _done(job: Job) -> Any:
     return await asyncio.wrap_future(job.result)
 
 
-async def _stream(job: Job, first: int) -> AsyncIterator[str]:
-    async for heard in job.heard(first):
-        if heard is None:
+async def _stream(heard: AsyncIterator[tuple[int, Event] | None]) -> AsyncIterator[str]:
+    async for one in heard:
+        if one is None:
             yield ": still here\n\n"
         else:
-            yield f"id: {heard[0]}\ndata: {json.dumps(heard[1])}\n\n"
+            yield f"id: {one[0]}\ndata: {json.dumps(one[1])}\n\n"

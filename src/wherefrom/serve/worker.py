@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Any
+from weakref import WeakSet
 
 from ..errors import WherefromError
 from .refused import Refused, status_of
@@ -29,6 +30,10 @@ Event = dict[str, Any]
 
 class Stopped(Exception):
     """Nobody wants the rest of this job."""
+
+
+class Seat:
+    """One of the few places for listeners; free as soon as nobody holds it."""
 
 
 class Job:
@@ -87,13 +92,10 @@ class Job:
         """Whether its last event was told."""
         return bool(self.events) and self.events[-1]["kind"] in ("done", "failed")
 
-    @property
-    def listeners(self) -> int:
-        """Streams that are open."""
-        return len(self._listeners)
-
-    async def heard(self, first: int = 0) -> AsyncIterator[tuple[int, Event] | None]:
-        """Its events from one on, with their numbers, as they are told; None: nothing new."""
+    async def heard(self, first: int, seat: Seat) -> AsyncIterator[tuple[int, Event] | None]:
+        """Its events from one on, with their numbers, as they are told; None: nothing new. The
+        seat is taken for as long as this is held.
+        """
         mine = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._listeners.append(mine)
@@ -128,6 +130,7 @@ class Worker:
         self._lock = threading.Lock()
         self._unfinished = 0
         self._thread: threading.Thread | None = None
+        self._seats: WeakSet[Seat] = WeakSet()
 
     def start(self) -> None:
         """Begin to work."""
@@ -169,10 +172,13 @@ class Worker:
             raise Refused(404, "there is no such job, or it is long over")
         return found
 
-    def check_listeners(self) -> None:
-        """Refuse one stream too many."""
-        if sum(job.listeners for job in list(self._jobs.values())) >= _LISTENERS:
+    def heard(self, name: str, first: int) -> AsyncIterator[tuple[int, Event] | None]:
+        """What a job tells; one listener too many is refused."""
+        job, seat = self.job(name), Seat()
+        if len(self._seats) >= _LISTENERS:
             raise Refused(429, "too many listen already: close another page first")
+        self._seats.add(seat)
+        return job.heard(first, seat)
 
     def _run(self) -> None:
         while (job := self._line.get()) is not None:

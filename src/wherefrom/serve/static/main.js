@@ -33,9 +33,12 @@ const to = { open: (id) => open(id, about.of, left), leaveOut: (source) => left.
 
 // --- what is asked --------------------------------------------------------------------------------
 
+// Captions are written; so are classes that have numbers alone.
+const wordsWanted = () => about.prompts || (about.classes && about.classes.length === 0);
+
 function condition() {
-  if (about.prompts) return $("prompt").value;
-  return about.classes && about.classes.length ? $("class").value : null;
+  if (wordsWanted()) return $("prompt").value;
+  return about.classes ? $("class").value : null;
 }
 
 async function generate() {
@@ -242,7 +245,13 @@ function toStep(place) {
 // --- past queries ---------------------------------------------------------------------------------
 
 async function past() {
-  const queries = await ask("/api/queries");
+  let queries;
+  try {
+    queries = await ask("/api/queries");
+  } catch (error) {
+    problem(error.message);
+    return [];
+  }
   $("past").replaceChildren(...queries.map((query) => make("li", {},
     make("button", { type: "button", "data-query": query.id, "aria-label": `Past query: ${query.title}`,
       onclick: () => again(query.id) },
@@ -324,8 +333,9 @@ async function start() {
   $("run-name").textContent = about.name;
   const kind = about.kind === "index" ? "an index of TID" : `a bank of ${about.method}`;
   $("run-about").textContent = `${counted(about.items)} training images, ${kind}`;
-  $("cond-prompt").hidden = !about.prompts;
-  const classes = !about.prompts && about.classes && about.classes.length ? about.classes : [];
+  $("cond-prompt").hidden = !wordsWanted();
+  $("cond-prompt-name").textContent = about.prompts ? "Caption" : "Class";
+  const classes = wordsWanted() ? [] : about.classes || [];
   $("cond-class").hidden = classes.length === 0;
   $("class").replaceChildren(...classes.map((name) => make("option", { value: name }, name)));
   $("settle").textContent = `Settle it: exact TID on the best ${counted(about.candidates)}`;
@@ -342,7 +352,9 @@ $("dice").addEventListener("click", () => {
 $("file").addEventListener("change", () => { search($("file").files[0]); $("file").value = ""; });
 $("step").addEventListener("input", () => toStep(Number($("step").value)));
 $("settle").addEventListener("click", settle);
-$("stop").addEventListener("click", () => job && ask(`/api/jobs/${job}`, { method: "DELETE" }));
+$("stop").addEventListener("click", () => {
+  if (job) ask(`/api/jobs/${job}`, { method: "DELETE" }).catch((error) => problem(error.message));
+});
 $("by-first").addEventListener("click", () => { exact = false; rank(); });
 $("by-exact").addEventListener("click", () => { exact = true; rank(); });
 $("restore").addEventListener("click", () => { left.items.clear(); left.groups = []; changed(); });
