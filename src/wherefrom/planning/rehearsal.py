@@ -144,7 +144,7 @@ class Rehearsal:
         """What work(n) takes, up to the largest n of at most `most` that there is time for."""
         many, before = min(least, most), min(least, most)
         work(many)  # what is done once is done
-        while many < most and _GROWTH * self.watch.once(partial(work, many)) < self._slot / 2:
+        while many < most and _GROWTH * self.watch.once(partial(work, many)) < self._slot:
             before, many = many, min(most, _GROWTH * many)
         if before == many < most:  # a line takes two
             many = min(most, 2 * before)
