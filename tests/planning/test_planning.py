@@ -24,9 +24,11 @@ import wherefrom
 from helpers import Noise, UNet, contents, small_dit, stirred
 from wherefrom.factors import probe as probing
 from wherefrom.planning import Plan, Stage, arithmetic, plan, planner
+from wherefrom.planning import rehearsal as rehearsing
 from wherefrom.planning.flops import Kernels, counted
 from wherefrom.planning.measure import Line, Stopwatch, held
-from wherefrom.planning.rehearsal import Teacher
+from wherefrom.planning.rehearsal import Rehearsal
+from wherefrom.planning.stand_in import Teacher
 from wherefrom.search import store as stores
 from wherefrom.tid import teacher as teachers
 from wherefrom.tid.sketching import Sketcher
@@ -298,6 +300,24 @@ def test_more_draws_and_images_take_more_in_proportion(passes) -> None:
         assert many[name].seconds == pytest.approx(6 * few[name].seconds, rel=0.1)
         assert many[name].flops == 6 * few[name].flops
     assert many["fit"].flops > 5 * few["fit"].flops
+
+
+def test_inverses_grow_with_the_cube_of_their_width_beyond_what_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def invert(self: Rehearsal, width: int) -> None:
+        nonlocal now
+        now += 0.5 + (width / 100) ** 3
+
+    monkeypatch.setattr(Rehearsal, "_root", invert)
+    monkeypatch.setattr(rehearsing, "matrices", lambda parts: [3, 40, 40, 300, 700, 2000])
+    teacher = Teacher(plain(), draws())
+    expected = 6 * 0.5 + sum((width / 100) ** 3 for width in (3, 40, 40, 300, 700, 2000))
+    for seconds in (1.0, 12 * 1100.0, 12 * 1e9):  # time for one step, for some, for all
+        found = Rehearsal(teacher, Noise(3), Stopwatch(CPU, lambda: now), seconds)._roots()
+        assert found == pytest.approx(expected, rel=0.01), seconds
 
 
 # --- bytes ----------------------------------------------------------------------------------------

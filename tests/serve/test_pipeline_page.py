@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from pipelines import pipeline
 from small_page import as_file, client, events, generated
 
 import wherefrom
+from pipelines import pipeline
 from wherefrom.attribution.pictures import Pictures
 from wherefrom.runs.bench import Bench
 from wherefrom.runs.space import PipelineSpace

@@ -38,8 +38,9 @@ from .advice import Limits, faster, judged
 from .costs import Asked, Costs, Facts
 from .flops import Kernels, counted
 from .measure import Cost, Line, Stopwatch, held
-from .rehearsal import Rehearsal, Teacher
+from .rehearsal import Rehearsal
 from .stages import Planner, Stage
+from .stand_in import Teacher
 
 _ENCODED = 16  # pictures that are encoded to see how long that takes
 _UNITS = ((86_400.0, "days"), (3600.0, "h"), (60.0, "min"))

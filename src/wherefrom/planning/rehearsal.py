@@ -1,9 +1,7 @@
 """The rehearsal: the library's own passes on a few batches, timed, so that what a stage takes can
 be said before it runs.
 
-The curvature that they run under has roots of the right shapes and no meaning: a product takes as
-long whatever its numbers are, and inverting is timed by itself. Nothing is kept, and nothing of the
-process or of the network is left otherwise than it was.
+Nothing is kept, and nothing of the process or of the network is left otherwise than it was.
 """
 
 from __future__ import annotations
@@ -20,98 +18,25 @@ from torch.utils.data import Subset
 from ..artefacts.artefact import Artefact
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, item_shape, length, map_cond, read
-from ..diffusion.denoiser import Denoiser
-from ..diffusion.draws import Draws
 from ..diffusion.run import Settings as TrainingSettings
 from ..diffusion.training import Alone, copied
-from ..factors.curvature import Curvature
-from ..factors.kernel import Root, Side
 from ..factors.moments import Moments
-from ..layers.kinds import Factors, Part
+from ..layers.kinds import Part
 from ..running.modes import outside_inference
 from ..search.vectors import Vectors
-from ..tid.angle import SelfKernels
-from ..tid.passes import Passes
 from ..tid.sketching import Sketcher
-from ..tid.teacher import TID
 from ..tide.distill import LOSSES, Exam, Learner, Settings, fresh, fresh_draw, held_out, learn
 from ..tide.student import TIDE
 from .costs import Asked, Costs, Facts, Learning
-from .flops import matrices, padded
+from .flops import matrices
 from .measure import Cost, Line, Stopwatch, held
+from .stand_in import Teacher
 
 _UNITS = 12  # things that are timed: each gets its share of the seconds
 _GROWTH = 4  # of a batch, while there is time for a larger one
 _FILE = 2**24  # bytes of the file that is written and read
+_LEAST, _STEP = 16, 256  # the smallest inverses that are timed
 _SCANNED = 2**22  # numbers of the vectors that are scanned
-
-
-class _Rehearsed(Curvature):
-    """A curvature whose roots are of the right make and mean nothing."""
-
-    def stand_in(self) -> None:
-        """Be fitted to nothing."""
-        self._moments, self._pulse, self._identity = self._empty(), self._now(), {}
-        if self.kind == "identity":
-            self._roots = {part.name: (None, None) for part in self.probe.parts}
-            return
-        self._roots = {
-            part.name: (
-                self._plain(part.columns, part.one) if part.inputs else None,
-                self._vector(part.outputs) if part.diagonal else self._plain(part.outputs),
-            )
-            for part in self.probe.parts
-        }
-
-    def add(self, x: Tensor, cond: Cond, m: int, indices: list[int]) -> None:
-        """One batch at one draw, as `fit` takes it."""
-        assert self._moments is not None
-        if self.kind != "identity":
-            self._add(self._moments, x, cond, m, indices)
-
-    def _plain(self, width: int, one: bool = False) -> Root:
-        made = torch.eye(
-            padded(width), width, device=self.probe.denoiser.device, dtype=self.probe.dtype
-        )
-        if one:
-            return Root(made[:, :-1].contiguous(), made[:, -1].contiguous(), lower=True)
-        return Root(made, lower=True)
-
-    def _vector(self, width: int) -> Root:
-        return Root(torch.ones(width, device=self.probe.denoiser.device, dtype=self.probe.dtype))
-
-
-class Teacher(TID):
-    """A TID whose passes can be taken one by one."""
-
-    def __init__(self, denoiser: Denoiser, draws: Draws, **settings: Any) -> None:
-        super().__init__(denoiser, draws, **{**settings, "compile": False})
-        own = self.settings
-        self.rehearsed = _Rehearsed(self.probe, own.curvature, own.normalize, own.damping)
-        self.curvature = self.rehearsed
-        self.passes = Passes(self.curvature, own)
-
-    def one_pass(self, x: Tensor, cond: Cond, m: int) -> dict[str, int]:
-        """The network's own part of a pass: how many positions each part has."""
-        positions: dict[str, int] = {}
-
-        def consume(part: Part, factors: Factors) -> None:
-            positions[part.name] = factors.b.shape[1]
-
-        self.probe.run(x, cond, m, "train", list(range(len(x))), consume)
-        return positions
-
-    def prepared(self, x: Tensor, cond: Cond, m: int) -> tuple[dict[str, Side], Tensor]:
-        """Queries at one draw, as scores need them."""
-        return self.passes.prepare(x, cond, m, 0)
-
-    def score(self, sides: dict[str, Side], mine: Tensor, x: Tensor, cond: Cond, m: int) -> Tensor:
-        """One batch at one draw against queries, self-kernels included where they are wanted."""
-        indices, own = list(range(len(x))), None
-        if self.settings.similarity != "kernel":
-            own = SelfKernels(None, {}, len(x), len(self.draws), x.device)
-        with self.passes.comparing(sides, len(mine), m, len(x), len(x)) as compare:
-            return self._tau(compare, mine, own, x, cond, indices, m)
 
 
 class Rehearsal:
@@ -219,7 +144,7 @@ class Rehearsal:
         """What work(n) takes, up to the largest n of at most `most` that there is time for."""
         many, before = min(least, most), min(least, most)
         work(many)  # what is done once is done
-        while many < most and _GROWTH * self.watch.once(partial(work, many)) < self._slot / 2:
+        while many < most and _GROWTH * self.watch.once(partial(work, many)) < self._slot:
             before, many = many, min(most, _GROWTH * many)
         if before == many < most:  # a line takes two
             many = min(most, 2 * before)
@@ -282,19 +207,23 @@ class Rehearsal:
         Vectors.encode(vectors[:, None], asked.dtype, own[:, None].float()).to("cpu")
 
     def _roots(self) -> float:
-        """Seconds of all inverses: those of a few widths are timed, others grow with the cube."""
-        curvature, total = self.teacher.rehearsed, 0.0
-        if curvature.kind == "identity":
+        """Seconds of all inverses: a ladder of widths is timed as far as there is time for, and
+        between its steps and beyond them seconds grow with the cube.
+        """
+        if self.teacher.rehearsed.kind == "identity":
             return 0.0
-        known, spent = (1, 0.0), 0.0
         widths = matrices(self.teacher.probe.parts)
-        for width in sorted(set(widths)):
-            guess = known[1] * (width / known[0]) ** 3
-            if spent == 0.0 or spent + guess < self._slot:
-                known = width, self.watch.once(partial(self._root, width))
-                guess, spent = known[1], spent + known[1]
-            total += guess * widths.count(width)
-        return total
+        self._root(_LEAST)  # what is done once is done
+        fixed = self.watch.once(partial(self._root, _LEAST))
+        ladder = {_STEP: self.watch.once(partial(self._root, _STEP))}
+        while max(ladder) < max(widths) and 8 * ladder[max(ladder)] < self._slot:
+            ladder[2 * max(ladder)] = self.watch.once(partial(self._root, 2 * max(ladder)))
+
+        def seconds(width: int) -> float:
+            step = min((step for step in ladder if step >= width), default=max(ladder))
+            return fixed + max(0.0, ladder[step] - fixed) * (width / step) ** 3
+
+        return sum(map(seconds, widths))
 
     def _root(self, width: int) -> None:
         dtype = torch.promote_types(self.teacher.probe.dtype, torch.float32)
@@ -335,6 +264,7 @@ class Rehearsal:
             return 0.0, 0.0
         found: list[Exam] = []
         places = torch.as_tensor(list(self._places[:count]))
+        Exam(self.teacher, self.dataset, places)  # looks at noise levels that are new
         seconds = self.watch.once(lambda: found.append(Exam(self.teacher, self.dataset, places)))
         look = self.watch.once(lambda: found[0].agreement(learner.embedder))
         share = held_out(asked.images) / count
