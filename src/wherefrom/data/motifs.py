@@ -82,18 +82,6 @@ def boat(x: Grid, y: Grid) -> Mask:
     return hull | sail | polygon(x, y, (-0.06, -0.5), (-0.06, 0.2), (-0.54, 0.2))
 
 
-def crown(x: Grid, y: Grid) -> Mask:
-    half = (0, -0.62), (0.28, 0), (0.74, -0.42), (0.58, 0.58)
-    mirrored = tuple((-across, down) for across, down in half[:0:-1])
-    return polygon(x, y, *half, *mirrored) & ~box(x, y, -0.46, 0.28, 0.46, 0.38)
-
-
-def key(x: Grid, y: Grid) -> Mask:
-    ring = disc(x, y, 0.37, 0, -0.42) & ~disc(x, y, 0.17, 0, -0.42)
-    shaft = box(x, y, -0.1, -0.1, 0.1, 0.8)
-    return ring | shaft | box(x, y, 0, 0.62, 0.36, 0.8) | box(x, y, 0, 0.32, 0.28, 0.48)
-
-
 MOTIFS: dict[str, Motif] = {
     "star": star,
     "heart": heart,
@@ -103,6 +91,4 @@ MOTIFS: dict[str, Motif] = {
     "tree": tree,
     "house": house,
     "boat": boat,
-    "crown": crown,
-    "key": key,
 }
