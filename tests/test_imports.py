@@ -27,6 +27,7 @@ ROOMS = [
     "baselines",
     "evaluation",
     "report",
+    "runs",
     "cli",
 ]
 

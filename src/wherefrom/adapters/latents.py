@@ -100,6 +100,23 @@ class PipelineEncoder:
         return (z - mean.reshape(across)) * scale.reshape(across)
 
     @torch.no_grad()
+    def decoded(self, latents: Tensor) -> Tensor:
+        """The images [B, 3, H, W] that latents [B, C, h, w] stand for, float32 on the CPU, in about
+        [-1, 1].
+        """
+        if self.vae is None:
+            return latents.float().cpu()
+        _check_weights({"vae": self.vae})
+        mean, scale = scaling(self.vae)
+        across = (-1,) + (1,) * (latents.ndim - 2)
+        z = latents.float().cpu() / scale.reshape(across) + mean.reshape(across)
+        with _evaluating([self.vae]), _upcast(self.vae) as dtype:
+            device = next(self.vae.parameters()).device
+            seen = (z[:, :, None] if self._row.still else z).to(device, dtype)
+            x: Tensor = self.vae.decode(seen).sample.float().cpu()  # type: ignore[operator]
+        return x[:, :, 0] if self._row.still else x
+
+    @torch.no_grad()
     def conditions(self, texts: Sequence[Any]) -> Cond:
         """The conditions of prompts, or of classes, one row each, on the CPU."""
         return self._encoded(texts, self._row.encode)

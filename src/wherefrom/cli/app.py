@@ -11,24 +11,18 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import WherefromError
 from ..evaluation.experiments import EXPERIMENTS
+from . import verbs
 from .demo import run_demo
 from .evaluate import changed, counted, run_evaluation, run_lds, write_report
+from .talk import one_sentence
 
 
 class Commands(TyperGroup):
     """Whatever command runs, what goes wrong is said in one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with one_sentence():
             return super().invoke(ctx)
-        except WherefromError as error:
-            typer.echo(f"wherefrom: {error}", err=True)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            typer.echo(
-                "\nwherefrom: interrupted; run the same command again to go on from here", err=True
-            )
-            raise typer.Exit(130) from None
 
 
 Name = Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")]
@@ -50,7 +44,6 @@ app = typer.Typer(
     cls=Commands,
     help="Which training images made this generated image?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -68,6 +61,21 @@ def options(
     ] = False,
 ) -> None:
     """Training-data attribution for diffusion models."""
+
+
+RUNS = "On a run folder"  # as the help calls these commands
+for _verb in (
+    verbs.init,
+    verbs.train,
+    verbs.generate,
+    verbs.fit,
+    verbs.index,
+    verbs.distill,
+    verbs.attribute,
+    verbs.info,
+):
+    app.command(rich_help_panel=RUNS)(_verb)
+# `plan` and `serve`, which work on a run folder too, are bound here
 
 
 @app.command()
@@ -141,9 +149,10 @@ def lds(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Of an evaluation.")],
+    folder: Annotated[Path, typer.Argument(help="Of a run, or of an evaluation.")],
     what: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures by name; none: all.")
+        list[str] | None,
+        typer.Argument(help="Attributions, or tables and figures, by name; none: all."),
     ] = None,
     of: Annotated[
         str | None, typer.Option(help="The evaluation's name, for the figure of training images.")
@@ -153,5 +162,17 @@ def report(
         float | None, typer.Option(help="The budget that tables are of; none: the first.")
     ] = None,
 ) -> None:
-    """Write the tables and figures of an evaluation as Markdown, CSV and PNG."""
+    """Write what a run has attributed as HTML; or the tables and figures of an evaluation as
+    Markdown, CSV and PNG.
+
+    Example: wherefrom report my-run
+    """
+    if (folder / "run.toml").is_file():
+        if of is not None or data is not None or fraction is not None:
+            raise WherefromError(
+                f"{folder} is a run: --of, --data and --fraction are for the folder of an "
+                "evaluation"
+            )
+        verbs.report_run(folder, what)
+        return
     write_report(folder, what, of, data, fraction)

@@ -21,7 +21,9 @@ _IMAGE_NAMES = ("image", "img")
 
 
 class HubImages(LazyImages):
-    """The images of one column; `image` and `cond` are the names of the columns in use."""
+    """The images of one column; `image` and `cond` are the names of the columns in use, `others`
+    holds the rows of all other columns.
+    """
 
     def __init__(
         self, dataset: Any, image: str, cond: str | None, size: Size | None, channels: int
@@ -33,6 +35,7 @@ class HubImages(LazyImages):
         # apart, so that reading a condition does not decode an image
         self._images = _with_image_type(plain.select_columns([image]), image)
         self._conds = None if cond is None else plain.select_columns([cond])
+        self.others = plain.remove_columns([image])
 
     def __len__(self) -> int:
         return len(self._images)

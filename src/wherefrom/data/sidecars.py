@@ -30,7 +30,7 @@ from .pictures import Again, Listed, OfDataset, is_hub, is_path
 
 Captions = list[str] | list[int]
 
-_COLUMNS = ("text", "caption", "prompt")
+CAPTION_COLUMNS = ("text", "caption", "prompt")
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 
@@ -64,12 +64,12 @@ def captions_of(images: Any, captions: Any = None) -> Captions | None:
     if captions is None:
         return _beside(images)
     if isinstance(captions, str) and captions in _columns_beside(images):
-        return _of_metadata(images, _tables(images), column=captions)
+        return _of_metadata(images, tables_beside(images), column=captions)
     if is_path(captions):
         return _of_metadata(images, [Path(captions)], given=True)
     if isinstance(captions, Mapping):
         named = [_Named(os.fspath(name), caption, None) for name, caption in captions.items()]
-        return _by_name(_Names(images), named, "")
+        return _by_name(Names(images), named, "")
     return check_captions(captions, length(images))
 
 
@@ -115,7 +115,7 @@ def _one(value: Any, name: str) -> str | int:
 def _of_column(rows: Any, column: str | None) -> Captions | None:
     names: list[str] = rows.column_names
     if column is None:
-        found = [name for name in _COLUMNS if name in names]
+        found = [name for name in CAPTION_COLUMNS if name in names]
         if len(found) > 1:
             raise WherefromError(
                 f"the data set has several columns of captions, {found}: name the one to use with "
@@ -144,12 +144,12 @@ def _beside(images: Any) -> Captions | None:
     if isinstance(images, Images) and images.cond is not None:
         return _labels(images.cond)
     if isinstance(images, list | tuple) and images and all(map(is_path, images)):
-        return _of_text_files(_Names(images))
+        return _of_text_files(Names(images))
     if not isinstance(images, ImageFiles):
         _say_left_out(images)
         return None
-    found = _tables(images)
-    return _of_metadata(images, found) if found else _of_text_files(_Names(images))
+    found = tables_beside(images)
+    return _of_metadata(images, found) if found else _of_text_files(Names(images))
 
 
 def metadata_columns(path: Path) -> set[str]:
@@ -160,10 +160,10 @@ def metadata_columns(path: Path) -> set[str]:
 def _columns_beside(images: Any) -> set[str]:
     if not isinstance(images, ImageFiles):
         return set()
-    return {key for table in _tables(images) for row in _table(table) for key in row}
+    return {key for table in tables_beside(images) for row in table_rows(table) for key in row}
 
 
-def _tables(images: ImageFiles) -> list[Path]:
+def tables_beside(images: ImageFiles) -> list[Path]:
     """The metadata files beside pictures."""
     tables = [place / name for place in _folders(images) for name in _METADATA]
     return [table for table in tables if table.is_file()]
@@ -202,7 +202,7 @@ def _folders(images: ImageFiles) -> list[Path]:
 # --- by the names of files ------------------------------------------------------------------------
 
 
-class _Names:
+class Names:
     """The pictures' files, found by their names below the root, or by a name that only one has."""
 
     def __init__(self, images: Any) -> None:
@@ -257,7 +257,7 @@ class _Named(NamedTuple):
     base: Path | None  # the folder that the name is below; None: it may be a last name alone
 
 
-def _by_name(names: _Names, named: Sequence[_Named], what: str) -> Captions:
+def _by_name(names: Names, named: Sequence[_Named], what: str) -> Captions:
     """Captions by the names of files, in the order of the pictures; `what` begins a message."""
     found: dict[int, Any] = {}
     for name, caption, base in named:
@@ -277,13 +277,13 @@ def _of_metadata(
     """Captions of metadata files, each of which names pictures below its own folder; one that was
     given, and may lie elsewhere, may name them otherwise. `column`: None: the one that is usual.
     """
-    names, named = _Names(images), list[_Named]()
+    names, named = Names(images), list[_Named]()
     for table in tables:
-        rows = _table(table)
+        rows = table_rows(table)
         if not rows:
             raise WherefromError(f"{table} is empty: give it a row for each picture, or delete it")
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        wanted = _COLUMNS if column is None else (column,)
+        wanted = CAPTION_COLUMNS if column is None else (column,)
         captions = [name for name in wanted if name in columns]
         if "file_name" not in columns or len(captions) != 1:
             raise WherefromError(
@@ -304,7 +304,7 @@ def _of_metadata(
     return _by_name(names, named, f"in {', '.join(map(str, tables))}: ")
 
 
-def _table(path: Path) -> list[dict[str, Any]]:
+def table_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metadata file."""
     if path.suffix not in (".jsonl", ".csv", ".parquet"):
         raise WherefromError(
@@ -321,7 +321,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".csv":
         return _csv(path)
     rows = []
-    for number, line in enumerate(_text(path).split("\n")):
+    for number, line in enumerate(text_of(path).split("\n")):
         if not line.strip():
             continue
         try:
@@ -340,7 +340,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
 def _csv(path: Path) -> list[dict[str, Any]]:
     rows = []
     try:
-        for number, row in enumerate(csv.DictReader(io.StringIO(_text(path), newline=""))):
+        for number, row in enumerate(csv.DictReader(io.StringIO(text_of(path), newline=""))):
             if None in row:
                 raise WherefromError(
                     f"row {number} of {path} has more cells than there are columns: put captions "
@@ -353,7 +353,7 @@ def _csv(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _of_text_files(names: _Names) -> Captions | None:
+def _of_text_files(names: Names) -> Captions | None:
     """The text files beside the pictures: all of them, or none."""
     files = [path.with_suffix(".txt") for path in names.paths]
     there = [file.is_file() for file in files]
@@ -365,7 +365,7 @@ def _of_text_files(names: _Names) -> Captions | None:
             f"{names.paths[first]} has no caption: there is no {files[first].name} beside it, and "
             "other pictures have one; add it, or take the picture out"
         )
-    texts = [_text(file).strip() for file in files]
+    texts = [text_of(file).strip() for file in files]
     if "" in texts:
         raise WherefromError(
             f"{files[texts.index('')]} is empty: write the caption, or give captions as a list"
@@ -373,7 +373,8 @@ def _of_text_files(names: _Names) -> Captions | None:
     return texts
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a text file says, which must be UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,0 +1,326 @@
+"""The commands on a run folder: what they take, and what they show of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from ..errors import WherefromError, whole
+from ..running.memory import shown
+from ..running.progress import clock
+from .talk import show, show_json, show_table, talking
+
+RUN = Annotated[Path, typer.Argument(help="Folder of the run.", show_default=False)]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda or cuda:1; none: a GPU where there is one.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON to stdout.")]
+Class = Annotated[str | None, typer.Option("--class", help="Of the image: a name, or a number.")]
+Prompt = Annotated[str | None, typer.Option(help="That the image is generated from.")]
+
+
+class Opened(NamedTuple):
+    """A run and the time since it was opened."""
+
+    run: Any
+    started: float
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+@contextmanager
+def opened(folder: Path, device: str | None, quiet: bool) -> Iterator[Opened]:
+    """A run, whose stages are told of unless it is quiet."""
+    from ..runs.run import Run
+
+    started = time.monotonic()
+    with talking(quiet) as told:
+        yield Opened(Run.open(folder, device, told), started)
+
+
+# --- making ---------------------------------------------------------------------------------------
+
+
+def init(
+    run: RUN,
+    preset: Annotated[str | None, typer.Option(help="A built-in network, such as digits.")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="A diffusers pipeline's folder.")] = None,
+    lora: Annotated[str | None, typer.Option(help="A LoRA on top of the pipeline.")] = None,
+    factory: Annotated[str | None, typer.Option(help="file.py:function makes a network.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Its weights: .safetensors, or what torch.save made.")
+    ] = None,
+    entry: Annotated[str | None, typer.Option(help="Of the weights' file, where it has.")] = None,
+    process: Annotated[
+        str | None, typer.Option(help="Of a factory's network: edm, ddpm, v, sample or flow.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Or the scheduler_config.json that says it.")
+    ] = None,
+    images: Annotated[str | None, typer.Option(help="A folder of training images.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Or digits, or cifar10 with --path.")] = None,
+    path: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    labels: Annotated[
+        bool | None, typer.Option("--labels/--no-labels", help="Subfolders are classes.")
+    ] = None,
+    captions: Annotated[
+        str | None,
+        typer.Option(help="A metadata column, a metadata file, or one text; none: found."),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels that a factory's net takes.")] = None,
+    channels: Annotated[int | None, typer.Option(help="1 (grey) or 3.")] = None,
+    method: Annotated[str | None, typer.Option(help="index, tid or tide.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any line of run.toml, as tid.samples=500; again for more."),
+    ] = None,
+) -> None:
+    """Make a run: a folder with a run.toml that says model, data and method. It asks for what is
+    missing.
+
+    Example: wherefrom init my-run --pipeline my-pipeline --lora my-lora --images my-pictures
+    """
+    from ..runs.beginning import begin
+
+    options: dict[str, dict[str, Any]] = {
+        "model": {"preset": preset, "pipeline": pipeline, "lora": lora, "factory": factory},
+        "process": {"kind": process, "scheduler": scheduler},
+        "data": {"images": images, "dataset": dataset, "path": path, "labels": labels},
+        "attribute": {"method": method},
+    }
+    options["model"] |= {"weights": weights, "entry": entry}
+    options["data"] |= {"captions": captions, "size": size, "channels": channels}
+    given = {
+        name: kept
+        for name, table in options.items()
+        if (kept := {key: value for key, value in table.items() if value is not None})
+    }
+    for line in set_ or ():
+        table, key, value = _set(line)
+        given.setdefault(table, {})[key] = value
+    if sys.stdin.isatty():
+        _ask(given)
+    begin(run, given)
+    show(f"{run / 'run.toml'} is written; edit it, or go on: wherefrom attribute {run} IMAGE")
+
+
+def _set(line: str) -> tuple[str, str, Any]:
+    """A line such as tid.samples=500; a text needs no quotation marks."""
+    name, sign, text = line.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not (sign and dot and table and key):
+        raise WherefromError(f"--set {line} is not of the form table.key=value")
+    try:
+        return table, key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return table, key, text.strip()
+
+
+def _ask(given: dict[str, dict[str, Any]]) -> None:
+    """Ask a person for what no run can do without."""
+    model, data = given.setdefault("model", {}), given.setdefault("data", {})
+    kinds = ("preset", "pipeline", "factory")
+    if not set(kinds) & set(model):
+        kind = typer.prompt("The model is a preset, a diffusers pipeline or a factory", "pipeline")
+        if kind not in kinds:
+            raise WherefromError(f"a model is one of {', '.join(kinds)}, not {kind!r}")
+        words = {"preset": "Its name", "pipeline": "Its folder", "factory": "file.py:function"}
+        model[kind] = typer.prompt(words[kind])
+    if "factory" in model:
+        if "weights" not in model:
+            model["weights"] = typer.prompt("The file of its weights")
+        if not given.get("process"):
+            given["process"] = {"kind": typer.prompt("It is edm, ddpm, v, sample or flow", "edm")}
+        if "size" not in data and "dataset" not in data:
+            data["size"] = typer.prompt("Pixels that it takes", type=int)
+    if "pipeline" in model and "lora" not in model:
+        lora = typer.prompt("A LoRA on top of it (nothing: none)", "", show_default=False)
+        if lora:
+            model["lora"] = lora
+    if not {"images", "dataset"} & set(data) and model.get("preset") != "digits":
+        data["images"] = typer.prompt("The folder of training images")
+
+
+def train(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+    """Train a run's built-in network; one that was interrupted goes on.
+
+    Example: wherefrom train my-run
+    """
+    with opened(run, device, quiet) as here:
+        here.run.train()
+        show(f"the network of {run} is trained ({clock(here.seconds)})")
+
+
+def fit(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+    """Estimate the curvature that the exact method and the index need.
+
+    Example: wherefrom fit my-run --device cuda
+    """
+    with opened(run, device, quiet) as here:
+        here.run.fit()
+        show(f"the curvature of {run} is fitted ({clock(here.seconds)})")
+
+
+def index(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+    """Index the training images, so that a question needs no pass over them.
+
+    Example: wherefrom index my-run
+    """
+    with opened(run, device, quiet) as here:
+        made = here.run.index()
+        show(f"{len(made):,} images of {run} are indexed ({clock(here.seconds)})")
+
+
+def distill(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+    """Teach a student that needs no gradients, and embed the training images with it.
+
+    Example: wherefrom distill my-run
+    """
+    with opened(run, device, quiet) as here:
+        made = here.run.distill()
+        show(f"the student of {run} has embedded {len(made):,} images ({clock(here.seconds)})")
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def _condition(class_: str | None, prompt: str | None) -> str | None:
+    if class_ is not None and prompt is not None:
+        raise WherefromError("an image has a class or a prompt: give --class or --prompt")
+    return prompt if class_ is None else class_
+
+
+def generate(
+    run: RUN,
+    seed: Annotated[int, typer.Option(help="Of the first image.")] = 0,
+    class_: Class = None,
+    prompt: Prompt = None,
+    count: Annotated[int, typer.Option(help="How many, from so many seeds.")] = 1,
+    json_: Json = False,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Generate images with the run's model, into its folder `generated`.
+
+    Example: wherefrom generate my-run --prompt "a photo of my dog" --count 4
+    """
+    whole("--seed", seed, 0)
+    whole("--count", count, 1)
+    with opened(run, device, quiet) as here:
+        made = []
+        for path in here.run.generate(range(seed, seed + count), _condition(class_, prompt)):
+            made.append(str(path))
+            if not json_:
+                show(str(path))
+        if json_:
+            show_json({"generated": made, "seconds": round(here.seconds, 2)})
+
+
+def attribute(
+    run: RUN,
+    images: Annotated[list[Path], typer.Argument(help="Generated images.", show_default=False)],
+    class_: Class = None,
+    prompt: Prompt = None,
+    method: Annotated[
+        str | None, typer.Option(help="index, tid or tide; none: what run.toml says.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Training images that are shown.")] = None,
+    exact: Annotated[
+        float | None, typer.Option(help="Share of the best that tid scores again, as 0.02.")
+    ] = None,
+    json_: Json = False,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find the training images that made generated ones. Whatever is missing before that is done
+    first: training, encoding, fitting, indexing.
+
+    Example: wherefrom attribute my-run image.png --top-k 5
+    """
+    if top_k is not None:
+        whole("--top-k", top_k, 1)
+    with opened(run, device, quiet or json_) as here:
+        kept = here.run.attribute(images, _condition(class_, prompt), method, top_k, exact)
+        pictures, about = here.run.pictures, kept.hits.about
+        rows, taken = kept.described(pictures), here.seconds
+        if json_:
+            how = {"run": str(run), "method": about.get("method"), "seconds": round(taken, 2)}
+            show_json({**how, "kept": str(kept.folder), "queries": rows})
+            return
+        for row in rows:
+            _show_hits(row, str(about.get("method")))
+        show(f"kept in {kept.folder} ({clock(taken)})")
+
+
+def _show_hits(row: dict[str, Any], method: str) -> None:
+    """The training images of one query, as a table."""
+    cond = "" if row["condition"] is None else f" ({row['condition']})"
+    title = f"{row['query']}{cond}, by {method}"
+    hits = row["most_influential"]
+    known = {"rank", "index", "name", "score", "standardised", "percentile"}
+    told = [key for key in hits[0] if key not in known and any(hit[key] for hit in hits)][:3]
+    columns = [">", "training image", *told, "score>", "above the mean>"]
+    lines = [
+        [
+            str(hit["rank"]),
+            hit["name"],
+            *(str(hit[key] if hit[key] is not None else "") for key in told),
+            f"{hit['score']:.4g}",
+            "" if hit["standardised"] is None else f"{hit['standardised']:+.1f} sd",
+        ]
+        for hit in hits
+    ]
+    show_table(title, columns, lines)
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def info(run: RUN, json_: Json = False) -> None:
+    """Say what a run is of, which stages are done, and what it keeps. Nothing is computed.
+
+    Example: wherefrom info my-run
+    """
+    with opened(run, "cpu", True) as here:
+        said = here.run.info()
+    if json_:
+        show_json(said)
+        return
+    for name, table in said["settings"].items():
+        values = ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+        show(f"{name + ':':<11}{values}")
+    lines = [
+        [
+            one["stage"],
+            "done" if one["finished"] else "begun",
+            clock(one["seconds"]),
+            shown(one["bytes"]),
+            one["folder"],
+            "" if one["newest"] else "of other settings: may be deleted",
+        ]
+        for one in said["stages"]
+    ]
+    if lines:
+        show_table("", ["stage", "", "took>", "size>", "folder", ""], lines)
+    missing = said["missing"]
+    if missing:
+        show(f"not done yet: {', '.join(missing)}")
+    show(f"{said['generated']} generated images, {said['attributions']} attributions")
+
+
+def report_run(run: Path, names: list[str] | None) -> None:
+    """Write the kept attributions of a run as HTML, all or some by name."""
+    with opened(run, "cpu", False) as here:
+        for path in here.run.report(names):
+            show(str(path))

@@ -1,0 +1,1 @@
+"""A run folder: a `run.toml` that says model, data and method, and beside it all that was made."""

@@ -1,0 +1,201 @@
+"""The attributions that a run keeps: each in a folder of its own, with the pictures that were asked
+about, so that a report can be written at any time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..artefacts.artefact import Artefact, there
+from ..artefacts.files import check_readable, save_bytes
+from ..artefacts.identity import fingerprint, plain
+from ..attribution.pictures import Pictures
+from ..attribution.result import Attribution
+from ..data.decode import decoding
+from ..errors import WherefromError, need
+from .space import Asked
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_KIND, _MARK = "attribution", "wherefrom"
+_SIDE = 512  # pixels of a kept picture, at most
+_NAME = 40  # characters of a file's name that name a folder
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Query:
+    """A picture that is asked about, the file that it came from, and its condition."""
+
+    file: str
+    image: Image
+    cond: Asked
+
+
+def read_query(path: Path, cond: Asked = None) -> Query:
+    """A picture of a file; one that `generate` wrote says itself what it was generated from, unless
+    `cond` says it.
+    """
+    pil: Any = need("PIL.Image", "data")
+    if path.is_dir():
+        raise WherefromError(f"{path} is a folder: name images, as in {path}/*.png")
+    check_readable(path)
+    with decoding(str(path)):
+        image: Any = pil.open(io.BytesIO(path.read_bytes()))
+        image.load()
+    return Query(str(path), image, _written(image) if cond is None else cond)
+
+
+def _written(image: Any) -> Asked:
+    """What a picture says that it was generated from."""
+    try:
+        known = json.loads(image.info.get(_MARK, "null"))
+    except (ValueError, TypeError):
+        return None
+    cond = known.get("cond") if isinstance(known, dict) else None
+    return cond if isinstance(cond, str | int) else None
+
+
+def save_picture(path: Path, image: Image, about: Mapping[str, Any] | None = None) -> None:
+    """Write a PNG, with what it was generated from where that is known."""
+    info: Any = need("PIL.PngImagePlugin", "data").PngInfo()
+    if about is not None:
+        info.add_text(_MARK, json.dumps(dict(about)))
+    content = io.BytesIO()
+    image.save(content, "PNG", pnginfo=info)
+    save_bytes(path, content.getvalue())
+
+
+# --- attributions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An attribution in a run's folder."""
+
+    folder: Path
+    hits: Attribution
+    files: list[str]  # of the queries
+    conds: list[Asked]
+    top_k: int
+    data: str  # the fingerprint of the training set that indices count in
+
+    @property
+    def name(self) -> str:
+        """By which it is known in the run."""
+        return self.folder.name
+
+    @property
+    def images(self) -> list[Path]:
+        """The pictures that were asked about."""
+        return [self.folder / f"query-{place}.png" for place in range(len(self.files))]
+
+    @classmethod
+    def claim(cls, place: Path, queries: Sequence[Query], identity: Mapping[str, Any]) -> Artefact:
+        """Where an attribution of these queries is kept: empty, or the one that was made before."""
+        stem = re.sub(r"[^\w.-]+", "_", Path(queries[0].file).stem)[:_NAME] or "image"
+        more = f"-and-{len(queries) - 1}-more" if len(queries) > 1 else ""
+        digest = fingerprint(plain(identity))[:8]
+        return Artefact.claim(place / f"{stem}{more}-{digest}", _KIND, identity)
+
+    @classmethod
+    def keep(
+        cls,
+        artefact: Artefact,
+        hits: Attribution,
+        queries: Sequence[Query],
+        top_k: int,
+        data: str,
+    ) -> None:
+        """Write an attribution and its pictures."""
+        assert artefact.folder is not None
+        for place, query in enumerate(queries):
+            small = query.image.convert("RGBA" if query.image.mode == "P" else query.image.mode)
+            small.thumbnail((_SIDE, _SIDE))
+            save_picture(artefact.folder / f"query-{place}.png", small)
+        state = {
+            "files": [query.file for query in queries],
+            "conds": [query.cond for query in queries],
+            "about": hits.about,
+            "top_k": top_k,
+            "data": data,
+        }
+        artefact.finish(state, hits=_tensors(hits))
+
+    @classmethod
+    def open(cls, artefact: Artefact) -> Kept:
+        """What was kept."""
+        assert artefact.folder is not None
+        state, known = artefact.state, {one.name for one in fields(Attribution)}
+        tensors = {name: one for name, one in artefact.read("hits").items() if name in known}
+        hits = Attribution(**tensors, about=state["about"])
+        conds, top_k = state["conds"], int(state["top_k"])
+        return cls(artefact.folder, hits, state["files"], conds, top_k, state["data"])
+
+    @classmethod
+    def all(cls, place: Path) -> list[Kept]:
+        """Those of a folder, by name."""
+        folders = sorted(one for one in place.glob("*") if one.is_dir() and there(one))
+        return [cls.open(Artefact.open(one, _KIND)) for one in folders]
+
+    def described(self, pictures: Pictures) -> list[dict[str, Any]]:
+        """One entry a query, as JSON can hold it, with the training images by name."""
+        rows = []
+        for place, (file, cond) in enumerate(zip(self.files, self.conds, strict=True)):
+            hits = self.hits
+            most = hits.indices, hits.scores, hits.standardised, hits.percentiles
+            least = hits.least_indices, hits.least_scores, hits.least_standardised
+            rows.append(
+                {
+                    "query": file,
+                    "condition": cond,
+                    "most_influential": _listed(place, pictures, *most),
+                    "least_influential": _listed(place, pictures, *least),
+                }
+            )
+        return rows
+
+
+def _listed(
+    place: int,
+    pictures: Pictures,
+    indices: Tensor,
+    scores: Tensor,
+    standardised: Tensor,
+    percentiles: Tensor | None = None,
+) -> list[dict[str, Any]]:
+    found = []
+    for rank, index in enumerate(indices[place].tolist()):
+        known = {
+            "rank": rank + 1,
+            "index": index,
+            "name": pictures.name(index),
+            "score": _number(scores[place, rank]),
+            "standardised": _number(standardised[place, rank]),
+        }
+        if percentiles is not None:
+            known["percentile"] = _number(percentiles[place, rank])
+        columns = {name: values[index] for name, values in pictures.columns.items()}
+        found.append({**known, "caption": pictures.caption(index), **columns})
+    return found
+
+
+def _number(value: Tensor) -> float | None:
+    """JSON has no NaN."""
+    return None if value.isnan() else float(value)
+
+
+def _tensors(hits: Attribution) -> dict[str, Tensor]:
+    named = {one.name: getattr(hits, one.name) for one in fields(Attribution)}
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}

@@ -1,0 +1,351 @@
+"""A run: the folder of a `run.toml`, whose stages are done when they are needed and never twice.
+
+`Run.open(folder).attribute(...)` trains, encodes, fits and indexes whatever is missing before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ..artefacts.files import check_folder, exists
+from ..artefacts.identity import fingerprint, plain
+from ..attribution.pictures import Pictures
+from ..diffusion.draws import Draws
+from ..errors import WherefromError, number, whole
+from ..tid.index import Index
+from ..tid.teacher import TID
+from ..tide.bank import Bank
+from ..tide.student import TIDE
+from .bench import Bench
+from .kept import Kept, read_query, save_picture
+from .settings import METHODS, Settings
+from .space import Asked, class_number
+from .stages import Stages, Tell
+from .subject import Subject, known_classes, shown_settings, subject
+from .toml import NAME, read_settings
+
+
+class Run:
+    """A run; `Run.open(folder)` opens one.
+
+    Args:
+        folder: of the run.
+        settings: what its run.toml says.
+        device: where its network works.
+        tell: is told which stage begins and how long it took.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, device: torch.device, tell: Tell) -> None:
+        self.folder, self.settings, self.device = folder, settings, device
+        self.stages = Stages(folder, tell)
+        self._tid: TID | None = None
+
+    @classmethod
+    def open(
+        cls, folder: str | os.PathLike[str], device: str | None = None, tell: Tell | None = None
+    ) -> Self:
+        """The run of a folder.
+
+        device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
+        """
+        place = Path(folder)
+        if not exists(place):
+            raise WherefromError(f"there is no run {place}: make one with `wherefrom init {place}`")
+        if not place.is_dir() or not exists(place / NAME):
+            what = "holds no run.toml" if place.is_dir() else "is a file"
+            raise WherefromError(
+                f"{place} {what}, so it is no run: make one with `wherefrom init FOLDER`"
+            )
+        settings = read_settings(place / NAME)
+        return cls(place, settings, chosen_device(device), tell or (lambda _: None))
+
+    # --- what it is about -----------------------------------------------------------------------
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The model and its training items, trained and encoded where they have to be."""
+        return subject(self.settings, self.folder, self.device, self.stages)
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """What a person sees of the training items."""
+        return Pictures(self.subject.dataset)
+
+    @cached_property
+    def draws(self) -> Draws:
+        """That images are compared on."""
+        table, about = self.settings.draws, self.subject
+        return Draws(about.denoiser.process, about.shape, table.count, table.seed)
+
+    # --- stages ---------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train a built-in network."""
+        if self.settings.model.preset is None:
+            raise WherefromError(
+                f"the model of {self.folder} is trained already: only a preset is trained here"
+            )
+        _ = self.subject
+
+    @property
+    def _fit_parts(self) -> dict[str, Any]:
+        table = self.settings.tid
+        drawn = {"draws": self.settings.draws.count, "seed of the draws": self.settings.draws.seed}
+        count = min(table.samples, len(self.subject.dataset))
+        return {**self.subject.parts, **drawn, "samples": count}
+
+    @property
+    def _index_parts(self) -> dict[str, Any]:
+        table = self.settings.index
+        how = {"damping": self.settings.tid.damping, "precision": self._precision}
+        return {**self._fit_parts, **how, "dim": table.dim, "dtype": table.dtype}
+
+    @property
+    def _student_parts(self) -> dict[str, Any]:
+        tid = self.settings.tid
+        how = {"damping": tid.damping, "similarity": tid.similarity}
+        return {**self._fit_parts, **how, **vars(self.settings.tide)}
+
+    @property
+    def _precision(self) -> str:
+        """In which gradients are made: an index of another one is another index."""
+        own = "bf16" if self.device.type == "cuda" else "fp32"
+        return self.settings.tid.precision or own
+
+    def fit(self) -> TID:
+        """The exact method, its curvature fitted or read."""
+        if self._tid is None:
+            table, about = self.settings.tid, self.subject
+            tid = TID(
+                about.denoiser,
+                self.draws,
+                table.damping,
+                similarity=table.similarity,  # type: ignore[arg-type]
+                precision=table.precision,  # type: ignore[arg-type]
+            )
+            parts = self._fit_parts
+            count = parts["samples"]
+            words = f"fitting the curvature ({count:,} images, {len(self.draws)} draws)"
+            with self.stages.working("curvature", parts, words) as place:
+                tid.fit(about.dataset, table.batch_size, table.samples, place / "curvature")
+            self._tid = tid
+        return self._tid
+
+    def index(self) -> Index:
+        """The index of the training set, made or read."""
+        tid, table = self.fit(), self.settings.index
+        words = f"indexing {len(self.subject.dataset):,} images"
+        with self.stages.working("index", self._index_parts, words) as place:
+            return tid.index(
+                self.subject.dataset,
+                place / "index",
+                table.dim,
+                table.dtype,  # type: ignore[arg-type]
+                self.settings.tid.batch_size,
+            )
+
+    def distill(self) -> Bank:
+        """The student and its bank, made or read."""
+        table, dataset, parts = self.settings.tide, self.subject.dataset, self._student_parts
+        words = f"distilling a student ({table.epochs:g} epochs)"
+        with self.stages.working("student", parts, words) as place:
+            if self.stages.is_made("student", parts):
+                tide = TIDE.load(place / "student", self.subject.denoiser)
+            else:
+                how = vars(table)
+                tide = TIDE.distill(self.fit(), dataset, store=place / "distillation", **how)
+                tide.save(place / "student")
+        tide.teacher = self._tid
+        words = f"embedding {len(dataset):,} images"
+        with self.stages.working("bank", parts, words) as place:
+            return tide.index(dataset, place / "bank")
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def collection(self, method: str) -> Bank | Index | None:
+        """What a method searches in, made where it is missing; None: TID goes through the training
+        set itself.
+        """
+        if method not in METHODS:
+            raise WherefromError(f"there is no method {method!r}; there are {', '.join(METHODS)}")
+        if method == "index":
+            return self.index()
+        if method == "tide":
+            return self.distill()
+        self.fit()
+        return None
+
+    def bench(self, method: str | None = None) -> Bench:
+        """All that is asked of a run, with what a method searches in; None: the run's own."""
+        found = self.collection(method or self.settings.attribute.method)
+        about = self.subject
+        return Bench(
+            self.folder.resolve().name,
+            about.denoiser,
+            about.dataset,
+            self.pictures,
+            self.draws,
+            about.space,
+            found,
+            self._tid,
+            about.classes,
+            about.prompts,
+            shown_settings(self.settings),
+        )
+
+    def generate(self, seeds: Sequence[int], cond: Asked = None) -> Iterator[Path]:
+        """Generate an image for each seed, into the run; the same seed gives the same image."""
+        for seed in seeds:
+            whole("seed", seed, 0)
+        self.check_condition(cond)
+        place = self.folder / "generated"
+        check_folder(place)
+        space = self.subject.space
+        for seed in seeds:
+            image = space.picture(space.sample(seed, cond)[0])
+            words = "" if cond is None else "-" + re.sub(r"[^\w-]+", "_", str(cond))[:40]
+            path = place / f"seed-{seed:04d}{words}.png"
+            save_picture(path, image, {"seed": seed, "cond": cond})
+            yield path
+
+    def attribute(
+        self,
+        images: Sequence[str | os.PathLike[str]],
+        cond: Asked = None,
+        method: str | None = None,
+        top_k: int | None = None,
+        exact: float | None = None,
+    ) -> Kept:
+        """The training images that made these, found, kept and given back; what is missing before
+        it is done first.
+
+        Args:
+            images: files.
+            cond: the prompt or the class that they were generated from; None: what the files say.
+            method: "index", "tid" or "tide"; None: the run's own, as for the rest.
+            top_k: how many training images.
+            exact: the share of the best that TID scores again.
+        """
+        table = self.settings.attribute
+        method = table.method if method is None else method
+        top_k = whole("top_k", table.top_k if top_k is None else top_k, 1)
+        if method not in METHODS:
+            raise WherefromError(f"there is no method {method!r}; there are {', '.join(METHODS)}")
+        if exact is not None:
+            number("exact", exact, above=0, most=1)
+            if method == "tid":
+                raise WherefromError("tid is exact already: leave exact out, or take index or tide")
+        exact = table.exact if exact is None and method != "tid" else exact
+        if not images:
+            raise WherefromError("there is nothing to attribute: name at least one image")
+        queries = [read_query(Path(image), cond) for image in images]
+        for query in queries:
+            self.check_condition(query.cond)
+        check_folder(self.folder / "attributions")
+        found = self.collection(method)
+        items = [self.subject.space.query(query.image, query.cond) for query in queries]
+        parts = {"index": self._index_parts, "tid": self._fit_parts, "tide": self._student_parts}
+        tid, conds = self.settings.tid, [query.cond for query in queries]
+        identity = {
+            "method": method,
+            "top_k": top_k,
+            "exact": exact,
+            "damping": tid.damping,
+            "similarity": tid.similarity,
+            "made of": fingerprint(plain(parts[method])),
+            "queries": fingerprint([_digested(item) for item in items], conds),
+        }
+        kept = Kept.claim(self.folder / "attributions", queries, identity)
+        if not kept.state:
+            dataset = self.subject.dataset
+            if found is None:
+                hits = self.fit().attribute(items, dataset, top_k, tid.batch_size)
+            elif exact is None:
+                hits = found.search(items, top_k)
+            else:
+                hits = found.search(items, top_k, exact=exact, dataset=dataset, tid=self.fit())
+            Kept.keep(kept, hits, queries, top_k, self.subject.parts["the training images"])
+        return Kept.open(kept)
+
+    def kept(self, names: Sequence[str] | None = None) -> list[Kept]:
+        """The attributions that the run keeps, all or some by name."""
+        found = {one.name: one for one in Kept.all(self.folder / "attributions")}
+        for name in names or ():
+            if name not in found:
+                listed = ", ".join(found) or "none yet"
+                raise WherefromError(
+                    f"{self.folder} keeps no attribution {name!r}; it has {listed}"
+                )
+        return list(found.values()) if not names else [found[name] for name in names]
+
+    def info(self) -> dict[str, Any]:
+        """What it is of, and what it holds, as JSON can hold it; nothing is computed."""
+        made = self.stages.all()
+        newest = {one.name: one.folder for one in made}
+        done = {one.name for one in made if one.finished and newest[one.name] == one.folder}
+        stages = [
+            {
+                "stage": one.name,
+                "folder": str(one.folder),
+                "finished": one.finished,
+                "seconds": round(one.seconds, 2),
+                "bytes": sum(
+                    file.stat().st_size for file in one.folder.rglob("*") if file.is_file()
+                ),
+                "newest": newest[one.name] == one.folder,
+            }
+            for one in made
+        ]
+        return {
+            "run": str(self.folder),
+            "settings": self.settings.given(),
+            "stages": stages,
+            "missing": [name for name in self._needed if name not in done],
+            "generated": len(list((self.folder / "generated").glob("*.png"))),
+            "attributions": len(self.kept()),
+        }
+
+    @property
+    def _needed(self) -> list[str]:
+        """The stages that the run's own method takes, in their order."""
+        model = self.settings.model
+        first = ["training"] if model.preset else ["latents"] if model.pipeline else []
+        rest = {"index": ["index"], "tid": [], "tide": ["student", "bank"]}
+        return [*first, "curvature", *rest[self.settings.attribute.method]]
+
+    def report(self, names: Sequence[str] | None = None) -> Iterator[Path]:
+        """Write kept attributions as HTML, all or some by name."""
+        raise NotImplementedError
+
+    def check_condition(self, cond: Asked) -> None:
+        """Refuse, before anything long begins, a class that the run's images have not got."""
+        if self.settings.model.pipeline is None:
+            class_number(cond, known_classes(self.settings, self.folder))
+
+
+def _digested(item: Any) -> Any:
+    """A query as `fingerprint` takes it."""
+    return list(item) if isinstance(item, tuple) else item
+
+
+def chosen_device(name: str | None) -> torch.device:
+    """A device by name; None: a GPU where there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with contextlib.suppress(RuntimeError):
+        device = torch.device(name)
+        if device.type == "cpu":
+            return device
+        if device.type == "cuda":
+            if torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count():
+                return device
+            raise WherefromError(f"there is no device {name} on this machine: choose cpu")
+    raise WherefromError(f"there is no device {name!r}: choose cpu or cuda")

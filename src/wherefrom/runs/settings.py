@@ -1,0 +1,348 @@
+"""What a run.toml may say: its tables, their keys, and what each of them must be.
+
+Every key has a default but those that name the model and the data. A table is a dataclass, and
+`check` looks at all that needs more than one key.
+"""
+
+# ruff: noqa: RUF009 (a key is made by a function so that its check and its words stand beside it)
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from ..errors import WherefromError, flag, number, whole
+from ..models.presets import PRESETS
+from ..search.vectors import Dtype
+from ..tid.angle import Similarity
+
+METHODS = ("index", "tid", "tide")
+PROCESSES = ("edm", "ddpm", "v", "sample", "flow")
+DATASETS = ("digits", "cifar10")
+
+Check = Callable[[str, Any], Any]
+
+
+def _key(default: Any, check: Check, words: str) -> Any:
+    """A key: what it is where it is not given, what it must be, and what is written beside it."""
+    return field(default=default, metadata={"check": check, "words": words})
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise WherefromError(f"{name} must be a text in quotation marks, not {value!r:.40}")
+    return value
+
+
+def _one_of(choices: tuple[str, ...]) -> Check:
+    def check(name: str, value: Any) -> str:
+        if value not in choices:
+            raise WherefromError(f"{name} must be one of {', '.join(choices)}, not {value!r:.40}")
+        return str(value)
+
+    return check
+
+
+def _whole(least: int, most: int | None = None) -> Check:
+    return lambda name, value: whole(name, value, least, most)
+
+
+def _number(**bounds: float) -> Check:
+    return lambda name, value: number(name, value, **bounds)
+
+
+def _patterns(name: str, value: Any) -> tuple[str, ...]:
+    listed = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+    if not listed:
+        raise WherefromError(f'{name} must be a list of names such as ["blocks.*"], not {value!r}')
+    return tuple(value)
+
+
+def _layers(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return _one_of(("lora", "trainable"))(name, value)
+    return _patterns(name, value)
+
+
+def _table(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WherefromError(f"{name} must be a table such as {{width = 64}}, not {value!r:.40}")
+    return value
+
+
+def _size(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        if len(value) != 2:
+            raise WherefromError(f"{name} must be a number or [height, width], not {value!r}")
+        return tuple(whole(name, side, 1) for side in value)
+    return whole(name, value, 1)
+
+
+_SEED = _whole(0, 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """[model]: a built-in network, a diffusers pipeline, or a network of one's own."""
+
+    preset: str | None = _key(None, _one_of(tuple(PRESETS)), "a built-in network")
+    seed: int = _key(0, _SEED, "of its first weights, batches and noise")
+    pipeline: str | None = _key(None, _text, "a diffusers pipeline's folder")
+    lora: str | None = _key(None, _text, "a LoRA on top of it: a folder or a .safetensors file")
+    dtype: str = _key("float32", _one_of(("float32", "bfloat16")), "of the pipeline's weights")
+    size: Any = _key(None, _size, "pixels of the pipeline's images, where they are not the usual")
+    factory: str | None = _key(None, _text, "file.py:function that makes a network")
+    arguments: dict[str, Any] | None = _key(None, _table, "what the factory is called with")
+    weights: str | None = _key(None, _text, "its weights: .safetensors, or what torch.save made")
+    entry: str | None = _key(None, _text, "the entry of the weights' file that holds them")
+    layers: Any = _key(None, _layers, 'what is compared: patterns, "lora" or "trainable"')
+    exclude: Any = _key(None, _patterns, "layers that are left out")
+
+
+@dataclass(frozen=True)
+class ProcessTable:
+    """[process]: of a network of one's own; what noise it was trained with and what it predicts."""
+
+    kind: str | None = _key(None, _one_of(PROCESSES), "what the network predicts")
+    scheduler: str | None = _key(None, _text, "or a diffusers scheduler_config.json that says it")
+    schedule: str | None = _key(None, _one_of(("linear", "cosine")), "of ddpm, v and sample")
+    steps: int | None = _key(None, _whole(2), "timesteps of that schedule")
+    start: float | None = _key(None, _number(above=0, below=1), "its first beta, where linear")
+    end: float | None = _key(None, _number(above=0, below=1), "its last beta, where linear")
+    sigma_data: float | None = _key(None, _number(above=0), "of edm")
+    sigma_min: float | None = _key(None, _number(above=0), "of edm and flow")
+    sigma_max: float | None = _key(None, _number(above=0), "of edm and flow")
+    rho: float | None = _key(None, _number(above=0), "of edm")
+    shift: float | None = _key(None, _number(above=0), "of flow")
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """[data]: the training images."""
+
+    images: str | None = _key(None, _text, "a folder of images")
+    dataset: str | None = _key(None, _one_of(DATASETS), "or a known data set")
+    path: str | None = _key(None, _text, "where that data set lies; digits needs none")
+    captions: str | None = _key(
+        None, _text, "a column of metadata.csv, such a file, or one text for all; none: found"
+    )
+    labels: bool = _key(False, flag, "whether subfolders are classes")
+    size: Any = _key(None, _size, "pixels that a network of one's own takes")
+    channels: int | None = _key(None, _whole(1, 3), "1 (grey) or 3, of such a network")
+
+
+@dataclass(frozen=True)
+class TrainTable:
+    """[train]: of a built-in network; what is not given is the preset's."""
+
+    steps: int | None = _key(None, _whole(1), "of training")
+    batch_size: int | None = _key(None, _whole(1), "images a step")
+    lr: float | None = _key(None, _number(above=0), "peak learning rate")
+
+
+@dataclass(frozen=True)
+class DrawsTable:
+    """[draws]: the pairs of noise level and noise that images are compared on."""
+
+    count: int = _key(8, _whole(1), "more rank better and take longer")
+    seed: int = _key(0, _SEED, "of the noise")
+
+
+@dataclass(frozen=True)
+class TidTable:
+    """[tid]: the exact method, and its curvature."""
+
+    samples: int = _key(2000, _whole(1), "images that the curvature is estimated from, at most")
+    damping: float = _key(0.1, _number(above=0), "share of the curvature's mean eigenvalue")
+    similarity: str = _key("kernel", _one_of(get_args(Similarity)), "kernel, relative or cosine")
+    precision: str | None = _key(
+        None, _one_of(("fp32", "bf16")), "the same for all devices; none: bf16 on a GPU"
+    )
+    batch_size: int = _key(64, _whole(1), "images in a pass, at most")
+
+
+@dataclass(frozen=True)
+class IndexTable:
+    """[index]: a sketch of every training image's gradients."""
+
+    dim: int = _key(2048, _whole(2), "numbers a draw and image; more find more")
+    dtype: str = _key("float16", _one_of(get_args(Dtype)), "int8 takes half")
+
+
+@dataclass(frozen=True)
+class TideTable:
+    """[tide]: the student, which needs no gradients."""
+
+    epochs: float = _key(50, _number(above=0), "of distillation")
+    batch_size: int = _key(128, _whole(2), "images a step, at most")
+    lr: float = _key(5e-5, _number(above=0), "learning rate")
+    dim: int = _key(768, _whole(1), "numbers of an embedding")
+    hidden: int = _key(512, _whole(1), "width inside")
+    seed: int = _key(0, _SEED, "of batches, draws and first weights")
+
+
+@dataclass(frozen=True)
+class GenerateTable:
+    """[generate]: what is not given is the preset's or the pipeline's own."""
+
+    steps: int | None = _key(None, _whole(1), "of the sampler")
+    guidance: float | None = _key(None, _number(), "towards the class or prompt")
+
+
+@dataclass(frozen=True)
+class AttributeTable:
+    """[attribute]: what `wherefrom attribute` does where it is not told otherwise."""
+
+    method: str = _key("index", _one_of(METHODS), "index, tid (exact, slow) or tide (quick)")
+    top_k: int = _key(8, _whole(1), "training images that are shown")
+    exact: float | None = _key(
+        None, _number(above=0, most=1), "share of the best that tid scores again"
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a run.toml says."""
+
+    model: ModelTable = field(default_factory=ModelTable)
+    process: ProcessTable = field(default_factory=ProcessTable)
+    data: DataTable = field(default_factory=DataTable)
+    train: TrainTable = field(default_factory=TrainTable)
+    draws: DrawsTable = field(default_factory=DrawsTable)
+    tid: TidTable = field(default_factory=TidTable)
+    index: IndexTable = field(default_factory=IndexTable)
+    tide: TideTable = field(default_factory=TideTable)
+    generate: GenerateTable = field(default_factory=GenerateTable)
+    attribute: AttributeTable = field(default_factory=AttributeTable)
+
+    def given(self) -> dict[str, dict[str, Any]]:
+        """What is set, table by table, as people read it."""
+        tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
+        return {
+            name: kept
+            for name, table in tables.items()
+            if (kept := {key: value for key, value in table.items() if value is not None})
+        }
+
+
+TABLES: dict[str, type[Any]] = {
+    one.name: one.default_factory  # type: ignore[misc]
+    for one in dataclasses.fields(Settings)
+}
+
+
+class Fault(WherefromError):
+    """Something that a table says cannot be; `at` is the table and the key, as far as known."""
+
+    def __init__(self, sentence: str, *at: str) -> None:
+        super().__init__(sentence)
+        self.at = at
+
+
+def check(settings: Settings) -> None:
+    """Refuse what several keys say together and cannot be."""
+    kind = _one(settings.model, ("preset", "pipeline", "factory"), "model")
+    _check_model(settings.model, kind)
+    _check_process(settings.process, kind)
+    _one(settings.data, ("images", "dataset"), "data")
+    _check_data(settings.data, kind)
+    if kind != "preset":
+        _none(settings.train, ("steps", "batch_size", "lr"), "train", "only a preset is trained")
+
+
+def _check_model(model: ModelTable, kind: str) -> None:
+    if kind != "pipeline":
+        _none(model, ("lora", "size"), "model", "only a pipeline has it")
+    if kind != "factory":
+        names = ("arguments", "weights", "entry")
+        _none(model, names, "model", "only a factory's network has it")
+    elif model.weights is None:
+        raise Fault('a factory\'s network needs weights: add weights = "..."', "model", "factory")
+
+
+def _check_process(process: ProcessTable, kind: str) -> None:
+    given = {key: value for key, value in vars(process).items() if value is not None}
+    if kind != "factory":
+        _none(process, tuple(given), "process", f"a {kind} says itself what its process is")
+        return
+    if not given:
+        return  # a factory may give a denoiser, which has one
+    what = _one(process, ("kind", "scheduler"), "process")
+    numbers = {
+        "edm": ("sigma_data", "sigma_min", "sigma_max", "rho"),
+        "flow": ("sigma_min", "sigma_max", "shift"),
+    }
+    wanted = numbers.get(process.kind or "", ("schedule", "steps", "start", "end"))
+    allowed = (what, *(wanted if what == "kind" else ()))
+    strange = tuple(key for key in given if key not in allowed)
+    _none(process, strange, "process", f"{process.kind or 'a scheduler'} has no such number")
+    if process.schedule == "cosine":
+        _none(process, ("start", "end"), "process", "a cosine schedule has no such number")
+
+
+def _check_data(data: DataTable, kind: str) -> None:
+    if data.dataset is None:
+        _none(data, ("path",), "data", "a folder of images is named by images")
+    else:
+        why = "a known data set has its own"
+        _none(data, ("captions", "size", "channels"), "data", why)
+        if data.dataset != "digits" and data.path is None:
+            raise Fault(f'{data.dataset} needs its place: add path = "..."', "data", "dataset")
+        if kind == "pipeline":
+            raise Fault("a pipeline takes a folder: use images", "data", "dataset")
+    if kind != "pipeline":
+        why = "only a pipeline reads captions; labels = true makes classes of subfolders"
+        _none(data, ("captions",), "data", why)
+    if kind != "factory":
+        _none(data, ("size", "channels"), "data", f"a {kind} says itself what it takes")
+    elif data.dataset is None and data.size is None:
+        raise Fault("a factory's network needs size = pixels of its images", "data", "images")
+    if data.captions is not None and data.labels:
+        raise Fault("images have captions or labels, not both", "data", "captions")
+
+
+def _one(table: Any, names: tuple[str, ...], where: str) -> str:
+    """Which one of several keys is given."""
+    given = [name for name in names if getattr(table, name) is not None]
+    if len(given) != 1:
+        listed = f"{', '.join(names[:-1])} or {names[-1]}"
+        has = f"has both {given[0]} and {given[1]}" if given else "names none"
+        raise Fault(f"[{where}] {has}: give one of {listed}", where, *given[1:2])
+    return given[0]
+
+
+def _none(table: Any, names: tuple[str, ...], where: str, why: str) -> None:
+    for name in names:
+        if getattr(table, name) is not None:
+            raise Fault(f"{name} has no place in [{where}] here: {why}", where, name)
+
+
+def tables_of(content: Mapping[str, Any]) -> Settings:
+    """Settings of what a TOML file holds; what cannot be is a `Fault`."""
+    tables: dict[str, Any] = {}
+    for name, table in content.items():
+        if name not in TABLES:
+            raise Fault(_unknown(f"[{name}]", name, list(TABLES), "table"), name)
+        if not isinstance(table, dict):
+            raise Fault(f"{name} is a table: write [{name}] on a line of its own", name)
+        known = {one.name: one for one in dataclasses.fields(TABLES[name])}
+        values = {}
+        for key, value in table.items():
+            if key not in known:
+                raise Fault(_unknown(key, key, list(known), f"key in [{name}]"), name, key)
+            try:
+                values[key] = known[key].metadata["check"](key, value)
+            except WherefromError as error:
+                raise Fault(str(error), name, key) from error
+        tables[name] = TABLES[name](**values)
+    settings = Settings(**tables)
+    check(settings)
+    return settings
+
+
+def _unknown(shown: str, name: str, known: list[str], what: str) -> str:
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"there is no {what} called {shown}: {hint}"

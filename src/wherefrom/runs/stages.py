@@ -1,0 +1,121 @@
+"""The stages of a run, each in a folder of its own that is named by what it depends on: a changed
+line makes another folder, and what was made before stays.
+
+The library's artefacts go on where they were interrupted; here is which folder is theirs, and what
+is said of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..artefacts.files import check_folder, load_json, save_json
+from ..artefacts.identity import differing, fingerprint, plain
+from ..errors import WherefromError
+from ..running.progress import clock
+
+STAGES = ("training", "latents", "curvature", "index", "student", "bank")
+_NOTE = "stage.json"
+_DIGITS = 8  # of a digest, in a folder's name
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A stage's folder, as its note says."""
+
+    name: str
+    folder: Path
+    parts: Mapping[str, Any]  # what it depends on
+    finished: bool
+    seconds: float  # that it took
+
+
+class Stages:
+    """The stages of a run's folder; `tell` is told what begins, goes on or is over."""
+
+    def __init__(self, folder: Path, tell: Tell) -> None:
+        self.folder, self.tell = folder, tell
+
+    def place(self, name: str, parts: Mapping[str, Any]) -> Path:
+        """The folder of a stage that depends on these parts."""
+        return self.folder / f"{name}-{fingerprint(plain(parts))[:_DIGITS]}"
+
+    def all(self) -> list[Made]:
+        """Every stage that was begun, the newest of each name last."""
+        found = [_made(note.parent) for note in sorted(self.folder.glob(f"*/{_NOTE}"))]
+        known = [one for one in found if one.name in STAGES]
+        return sorted(known, key=lambda one: (STAGES.index(one.name), _time(one.folder)))
+
+    def is_made(self, name: str, parts: Mapping[str, Any]) -> bool:
+        """Whether a stage is finished."""
+        folder = self.place(name, parts)
+        return (folder / _NOTE).is_file() and _made(folder).finished
+
+    @contextmanager
+    def working(self, name: str, parts: Mapping[str, Any], words: str) -> Iterator[Path]:
+        """Around a stage's work in its folder, which is yielded; nothing is said of one that is
+        finished.
+
+        parts: what it depends on, by name, as JSON can hold it.
+        words: what is done, as the beginning of a sentence: "fitting the curvature".
+        """
+        folder, parts = self.place(name, parts), plain(parts)
+        before = _made(folder) if (folder / _NOTE).is_file() else None
+        if before is not None and before.finished:
+            yield folder
+            return
+        check_folder(folder)
+        self.tell(self._begins(name, parts, words, before))
+        spent, started = 0.0 if before is None else before.seconds, time.monotonic()
+        note = {"stage": name, "parts": parts, "finished": False, "seconds": spent}
+        save_json(folder / _NOTE, note)
+        try:
+            yield folder
+        except BaseException:
+            note["seconds"] = spent + time.monotonic() - started
+            _noted(folder / _NOTE, note)
+            raise
+        taken = spent + time.monotonic() - started
+        save_json(folder / _NOTE, {**note, "finished": True, "seconds": taken})
+        self.tell(f"{words}: done in {clock(taken)}")
+
+    def _begins(self, name: str, parts: Mapping[str, Any], words: str, before: Made | None) -> str:
+        if before is not None:
+            return f"{words}, from where it was interrupted"
+        others = [one for one in self.all() if one.name == name]
+        if not others:
+            return words
+        changed = differing(others[-1].parts, parts)
+        return f"{words} anew ({changed}); what was there stays in {others[-1].folder.name}"
+
+
+def _noted(path: Path, note: Mapping[str, Any]) -> None:
+    """Keep the time that was spent, if it can be kept: what is on its way matters more."""
+    try:
+        save_json(path, note)
+    except WherefromError:
+        return
+
+
+def _made(folder: Path) -> Made:
+    content = load_json(folder / _NOTE)
+    kinds = {"stage": str, "parts": dict, "finished": bool, "seconds": int | float}
+    whole = isinstance(content, dict) and all(
+        isinstance(content.get(name), kind) for name, kind in kinds.items()
+    )
+    if not whole:
+        raise WherefromError(
+            f"{folder / _NOTE} is damaged or was edited: delete {folder} to make it again"
+        )
+    return Made(content["stage"], folder, content["parts"], content["finished"], content["seconds"])
+
+
+def _time(folder: Path) -> float:
+    return (folder / _NOTE).stat().st_mtime

@@ -1,0 +1,280 @@
+"""What a run is about: its network and its training images, brought together by what run.toml says.
+
+A built-in network is trained here, a pipeline's images are encoded here; both are stages, and go on
+where they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..adapters.model import from_pipeline
+from ..artefacts.artefact import Artefact, there
+from ..artefacts.identity import fingerprint
+from ..data.cifar import cifar10
+from ..data.digits import digits
+from ..data.fingerprint import data_fingerprint
+from ..data.folder import Folder, folder
+from ..data.items import Dataset, item_shape
+from ..data.sidecars import captions_of, metadata_columns
+from ..diffusion.denoiser import Denoiser
+from ..errors import WherefromError, whole
+from ..models.dit import DiT
+from ..models.presets import Preset, preset
+from .networks import below, made_network, made_process, opened_pipeline
+from .settings import DataTable, Settings
+from .space import PipelineSpace, PixelSpace, Space
+from .stages import Stages
+
+_CIFAR10 = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
+_TABLES = (".csv", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its training items.
+
+    Attributes:
+        denoiser: the model.
+        dataset: its training items, in the network's space.
+        shape: of an item.
+        space: between pictures and such items.
+        classes: names of its conditions, by number; None: there are no classes.
+        prompts: whether conditions are texts.
+        parts: what both depend on, by name, for stages that work with them.
+    """
+
+    denoiser: Denoiser
+    dataset: Dataset
+    shape: tuple[int, ...]
+    space: Space
+    classes: list[str] | None
+    prompts: bool
+    parts: Mapping[str, Any]
+
+
+def subject(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
+    """What a run is about, trained and encoded where it has to be; `place`: the run's folder."""
+    if settings.model.preset is not None:
+        return _of_preset(settings, place, device, stages)
+    if settings.model.factory is not None:
+        return _of_factory(settings, place, device)
+    return _of_pipeline(settings, place, device, stages)
+
+
+def _known_parts(settings: Settings, denoiser: Denoiser, dataset: Dataset) -> dict[str, Any]:
+    model = settings.model
+    chosen = {"layers": model.layers, "exclude": model.exclude}
+    return {
+        "the network": denoiser.identity(),
+        **{name: value for name, value in chosen.items() if value is not None},
+        "the training images": data_fingerprint(dataset),
+    }
+
+
+# --- networks of pixels ---------------------------------------------------------------------------
+
+
+def _images(data: DataTable, place: Path, size: Any, channels: int) -> tuple[Dataset, list[str]]:
+    """The training images and the names of their classes, if they have any."""
+    if data.dataset == "digits":
+        return digits(labels=data.labels), [str(number) for number in range(10)]
+    if data.dataset == "cifar10":
+        assert data.path is not None
+        return cifar10(below(place, data.path), labels=data.labels), _CIFAR10
+    assert data.images is not None
+    found = folder(below(place, data.images), size, channels, data.labels)
+    return found, found.classes
+
+
+def known_classes(settings: Settings, place: Path) -> list[str] | None:
+    """The names of the classes of images for a network of pixels, found without it."""
+    if not settings.data.labels:
+        return None
+    return _images(settings.data, place, None, 3)[1]
+
+
+def _of_preset(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
+    assert settings.model.preset is not None
+    one, data, seed = preset(settings.model.preset), settings.data, settings.model.seed
+    first = one.network(seed)
+    if first.cond_dim is not None and first.classes is None:
+        raise WherefromError(
+            f"the preset {one.name} takes embeddings of texts, which a run does not make: use it "
+            "in Python, or take another preset"
+        )
+    dataset, names = _images(data, place, first.image_size, first.channels)
+    _check_shape(dataset, (first.channels, first.image_size, first.image_size), one.name)
+    _check_classes(first, names if data.labels else None, one.name)
+    network = _trained(settings, one, first.to(device), dataset, stages)
+    denoiser = Denoiser(
+        network, first.process, layers=settings.model.layers, exclude=settings.model.exclude
+    )
+    return _of_pixels(settings, denoiser, dataset, names, one)
+
+
+def _check_shape(dataset: Dataset, shape: tuple[int, ...], name: str) -> None:
+    found = item_shape(dataset)
+    if found != shape:
+        raise WherefromError(f"the images are {found}, and {name} takes {shape}: name others")
+
+
+def _check_classes(network: DiT, names: list[str] | None, name: str) -> None:
+    if network.classes is None and names is not None:
+        raise WherefromError(
+            f"the preset {name} takes no classes: set labels = false in [data], or take another"
+        )
+    if network.classes is not None and names is None:
+        raise WherefromError(
+            f"the preset {name} is trained with classes: set labels = true in [data]"
+        )
+    if network.classes is not None and names is not None and len(names) > network.classes:
+        raise WherefromError(
+            f"there are {len(names)} classes of images, and the preset {name} has "
+            f"{network.classes}: join some"
+        )
+
+
+def _trained(
+    settings: Settings, one: Preset, first: DiT, dataset: Dataset, stages: Stages
+) -> nn.Module:
+    """The network, trained or, where it is there, read."""
+    given = {key: value for key, value in vars(settings.train).items() if value is not None}
+    how = {**one.training, **given}
+    # a short run cannot have the preset's warm-up and decay: they keep their shares of it
+    share = how["steps"] / one.steps
+    how |= {name: round(how[name] * share) for name in ("warmup", "decay")}
+    seed = settings.model.seed
+    parts = {"preset": one.name, "seed": seed, **how}
+    parts |= {"the training images": data_fingerprint(dataset)}
+    words = f"training the network ({how['steps']:,} steps on {len(dataset):,} images)"
+    with stages.working("training", parts, words) as place:
+        kept = Artefact.claim(place / "network", "network", {"parts": fingerprint(parts)})
+        if not there(place / "network"):
+            network = one.train(dataset, place / "training", seed, network=first, **how)
+            kept.finish({"of": one.name}, weights=dict(network.state_dict()))
+        first.load_state_dict(kept.read("weights"))
+    return first.eval()
+
+
+def _of_factory(settings: Settings, place: Path, device: torch.device) -> Subject:
+    model, data = settings.model, settings.data
+    channels = 3 if data.channels is None else data.channels
+    dataset, names = _images(data, place, data.size, channels)
+    made, process = made_network(model, place), made_process(settings.process, place)
+    if isinstance(made, Denoiser):
+        if process is not None or model.layers is not None or model.exclude is not None:
+            raise WherefromError(
+                f"{model.factory} gives a denoiser, which says process and layers itself: take "
+                "[process], layers and exclude out of run.toml"
+            )
+        made.network.to(device)
+        denoiser = made
+    elif process is None:
+        raise WherefromError(
+            f"{model.factory} gives a network, whose process must be said: add [process] with "
+            'kind = "edm", "ddpm", "v", "sample" or "flow" to run.toml'
+        )
+    else:
+        denoiser = Denoiser(made.to(device), process, layers=model.layers, exclude=model.exclude)
+    return _of_pixels(settings, denoiser, dataset, names, None)
+
+
+def _of_pixels(
+    settings: Settings,
+    denoiser: Denoiser,
+    dataset: Dataset,
+    names: list[str],
+    one: Preset | None,
+) -> Subject:
+    classes = names if settings.data.labels else None
+    how = {key: value for key, value in vars(settings.generate).items() if value is not None}
+    if one is not None:
+        how = {"steps": one.sampling_steps, "guidance": one.guidance, **how}
+    shape = item_shape(dataset)
+    space = PixelSpace(denoiser, shape, classes, **how)
+    parts = _known_parts(settings, denoiser, dataset)
+    return Subject(denoiser, dataset, shape, space, classes, False, parts)
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
+    table, data = settings.model, settings.data
+    assert data.images is not None
+    pipe = opened_pipeline(table, place, device)
+    model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
+    images = below(place, data.images)
+    found = folder(images, labels=data.labels)
+    classes = _classes(pipe, found)
+    space = PipelineSpace(pipe, model, classes, settings.generate.steps, settings.generate.guidance)
+    captions = _captions(data, place, found)
+    texts = captions if not model.encoder.names else _texts(found, captions, images)
+    parts = {
+        "the pictures": data_fingerprint(found),
+        "the captions": fingerprint(texts),
+        "the encoders": fingerprint(model.encoder.identity()),
+    }
+    words = f"encoding {len(found):,} images"
+    with stages.working("latents", parts, words) as kept:
+        dataset = model.dataset(images, captions, cache=kept / "latents")
+    of_both = _known_parts(settings, model.denoiser, dataset)
+    return Subject(model.denoiser, dataset, model.shape, space, classes, space.prompts, of_both)
+
+
+def _captions(data: DataTable, place: Path, found: Folder) -> Any:
+    """As `model.dataset` takes them."""
+    if data.labels:
+        return found.labels
+    if data.captions is not None and Path(data.captions).suffix in _TABLES:
+        return str(below(place, data.captions).absolute())
+    return data.captions
+
+
+def _texts(found: Folder, captions: Any, images: Path) -> Any:
+    """What captions say, where they are a column or a file."""
+    table = isinstance(captions, str) and Path(captions).suffix in _TABLES
+    if (
+        captions is None
+        or table
+        or (isinstance(captions, str) and captions in metadata_columns(images))
+    ):
+        return captions_of(found, captions)
+    return captions
+
+
+def _classes(pipe: Any, found: Folder) -> list[str] | None:
+    """The names of classes: those of the images' folders, or the pipeline's own."""
+    if found.classes:
+        return found.classes
+    labels: Mapping[str, int] = getattr(pipe, "labels", None) or {}
+    if not labels:
+        return None
+    names = [""] * (1 + max(whole("a class", number) for number in labels.values()))
+    for name, number in labels.items():
+        names[number] = name
+    return names
+
+
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """All settings as people read them."""
+    return {name: dataclasses.asdict(table) for name, table in vars(settings).items()}
