@@ -52,13 +52,6 @@ def moon(x: Grid, y: Grid) -> Mask:
     return disc(x, y, 0.72, -0.06) & ~disc(x, y, 0.58, 0.3, -0.14)
 
 
-def flower(x: Grid, y: Grid) -> Mask:
-    centres = (0, -0.44), (0.42, -0.14), (0.26, 0.36), (-0.26, 0.36), (-0.42, -0.14)
-    petals = np.logical_or.reduce([disc(x, y, 0.3, *centre) for centre in centres])
-    inside: Mask = (petals | disc(x, y, 0.36)) & ~disc(x, y, 0.17)
-    return inside
-
-
 def fish(x: Grid, y: Grid) -> Mask:
     body = disc(x, y, 0.74, -0.14, 0.42) & disc(x, y, 0.74, -0.14, -0.42)
     tail = polygon(x, y, (0.25, 0), (0.76, -0.4), (0.64, 0), (0.76, 0.4))
@@ -71,11 +64,6 @@ def tree(x: Grid, y: Grid) -> Mask:
     return top | skirt | box(x, y, -0.12, 0.4, 0.12, 0.78)
 
 
-def house(x: Grid, y: Grid) -> Mask:
-    roof = polygon(x, y, (0, -0.76), (0.76, -0.06), (-0.76, -0.06))
-    return (roof | box(x, y, -0.54, -0.1, 0.54, 0.68)) & ~box(x, y, -0.14, 0.22, 0.16, 0.68)
-
-
 def boat(x: Grid, y: Grid) -> Mask:
     hull = polygon(x, y, (-0.74, 0.3), (0.74, 0.3), (0.46, 0.68), (-0.5, 0.68))
     sail = polygon(x, y, (0.08, -0.78), (0.08, 0.2), (0.68, 0.2))
@@ -86,9 +74,7 @@ MOTIFS: dict[str, Motif] = {
     "star": star,
     "heart": heart,
     "moon": moon,
-    "flower": flower,
     "fish": fish,
     "tree": tree,
-    "house": house,
     "boat": boat,
 }

@@ -21,8 +21,8 @@ from .images import Images
 from .motifs import MOTIFS, Grid, Mask, Motif, disc
 
 SIZE, _EDGE, _FINE = 20, 1, 6  # pixels; of them paper on each side; points a pixel and direction
-_EACH = 24  # stamps of each artist and motif
-_COPIES = 40
+_EACH = 30  # stamps of each artist and motif
+_COPIES = 50
 
 Colour = tuple[int, int, int]
 # the colours of a picture, from the back to the front, and where the motif is: the layers

@@ -19,7 +19,7 @@ from ..artefacts.identity import differing, fingerprint, plain
 from ..errors import WherefromError
 from ..running.progress import clock
 
-STAGES = ("training", "latents", "curvature", "index", "student", "bank")
+STAGES = ("training", "retraining", "latents", "curvature", "index", "student", "bank")
 _NOTE = "stage.json"
 _DIGITS = 8  # of a digest, in a folder's name
 
