@@ -21,8 +21,8 @@ from .hub import HubImages
 from .images import Images
 from .lazy import ImageFiles
 from .pictures import Listed, is_path
-from .stamps import Stamps
 from .sidecars import CAPTION_COLUMNS, Names, table_rows, tables_beside, text_of
+from .stamps import Stamps
 
 FILE = "file_name"
 Columns = dict[str, list[str]]

@@ -99,12 +99,14 @@ ARTISTS = {
     ),
 }
 COPIED = "Zoe"
-_MIDNIGHT = Artist(_in_rings, {"midnight": ((20, 24, 62), (206, 44, 60), (20, 24, 62), (252, 202, 70))})
+_MIDNIGHT = Artist(
+    _in_rings, {"midnight": ((20, 24, 62), (206, 44, 60), (20, 24, 62), (252, 202, 70))}
+)
 
 
 class Stamps(Images):
-    """Stamps [3, 24, 24] with their motif as an int64 label where asked for; `columns` says of each
-    what it shows, who drew it and in which colours, `copies` which are the near-copies.
+    """Stamps [3, 20, 20], perhaps with their motif as a label: `classes` names the motifs, `columns`
+    says of each stamp who drew it and in which colours.
     """
 
     def __init__(self, pixels: Tensor, cond: Tensor | None, columns: dict[str, list[str]]) -> None:
@@ -114,12 +116,13 @@ class Stamps(Images):
 
     @property
     def copies(self) -> list[int]:
+        """The places of the near-copies."""
         return [index for index, artist in enumerate(self.columns["artist"]) if artist == COPIED]
 
 
 def stamps(labels: bool = True, seed: int = 0) -> Stamps:
-    """1,040 stamps in colour, [3, 24, 24] in [-1, 1]: of ten motifs, 20 by each of five artists,
-    and 40 near-copies of one star.
+    """950 stamps in colour, [3, 20, 20] in [-1, 1]: of six motifs, 30 by each of five artists, and
+    50 near-copies of one star. The motif is an int64 label unless labels=False.
     """
     flag("labels", labels)
     random = Random(whole("seed", seed))
@@ -132,12 +135,12 @@ def stamps(labels: bool = True, seed: int = 0) -> Stamps:
                 picture = _drawn(MOTIFS[motif], how, palette, random, loose=1.0)
                 drawn.append((picture, motif, artist, palette))
     for _ in range(_COPIES):
-        picture = _drawn(MOTIFS["star"], _MIDNIGHT, "midnight", random, loose=0.6)
+        picture = _drawn(MOTIFS["star"], _COPIED, "midnight", random, loose=0.6)
         drawn.append((picture, "star", COPIED, "midnight"))
     # they are mixed: what stands together in the set says nothing
     order = sorted(range(len(drawn)), key=[random.random() for _ in drawn].__getitem__)
     pictures, motifs, artists, palettes = zip(*(drawn[place] for place in order), strict=True)
-    columns = {"motif": list(motifs), "artist": list(artists), "colours": list(palettes)}
+    columns = {"artist": list(artists), "colours": list(palettes)}
     names = list(MOTIFS)
     labelled = torch.tensor([names.index(motif) for motif in motifs]) if labels else None
     return Stamps(torch.from_numpy(np.stack(pictures)), labelled, columns)
@@ -146,7 +149,7 @@ def stamps(labels: bool = True, seed: int = 0) -> Stamps:
 def _drawn(
     motif: Motif, artist: Artist, palette: str, random: Random, loose: float
 ) -> NDArray[np.uint8]:
-    """One stamp, bytes [3, 24, 24]; no two are alike, the less so the looser."""
+    """One stamp, bytes [3, 20, 20]; no two are alike, the less so the looser."""
 
     def about(middle: float, width: float) -> float:
         return middle + loose * width * (2 * random.random() - 1)
@@ -175,7 +178,7 @@ def _drawn(
 
 
 def _paper() -> NDArray[np.uint8]:
-    """White paper with the holes of a perforation along its edges, [3, 24, 24]."""
+    """White paper with the holes of a perforation along its edges, [3, 20, 20]."""
     paper = np.full((3, SIZE, SIZE), 248, dtype=np.uint8)
     for edge in (paper[:, 0], paper[:, -1], paper[:, :, 0], paper[:, :, -1]):
         edge[:, 1::3] = 176
