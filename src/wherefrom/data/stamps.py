@@ -99,14 +99,13 @@ ARTISTS = {
     ),
 }
 COPIED = "Zoe"
-_MIDNIGHT = Artist(
-    _in_rings, {"midnight": ((20, 24, 62), (206, 44, 60), (20, 24, 62), (252, 202, 70))}
-)
+_DARK, _RED, _GOLD = (20, 24, 62), (206, 44, 60), (252, 202, 70)
+_COPIED = Artist(_in_rings, {"midnight": (_DARK, _RED, _DARK, _GOLD)})
 
 
 class Stamps(Images):
-    """Stamps [3, 20, 20], perhaps with their motif as a label: `classes` names the motifs, `columns`
-    says of each stamp who drew it and in which colours.
+    """Stamps [3, 20, 20], perhaps with their motif as a label: `classes` names the motifs,
+    `columns` says of each stamp who drew it and in which colours.
     """
 
     def __init__(self, pixels: Tensor, cond: Tensor | None, columns: dict[str, list[str]]) -> None:
