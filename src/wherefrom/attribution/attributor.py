@@ -24,6 +24,8 @@ from .top import TopK
 
 # first index and scores [Q, n] of one chunk of the training set after the other
 Chunks = Iterator[tuple[int, Tensor]]
+# and, where scores come draw by draw, those of even and of odd draws [2, Q, n], up to a factor
+Halved = Iterator[tuple[int, Tensor, Tensor | None]]
 
 
 class Attributor(ABC):
@@ -47,6 +49,11 @@ class Attributor(ABC):
         """The scores of chunk after chunk of the training set, on any device; everything wrong is
         refused before the first.
         """
+
+    def halved(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Halved:
+        """`chunks` with the scores of two halves of the draws, of the same pass."""
+        for start, scores in self.chunks(queries, dataset, batch_size):
+            yield start, scores, None
 
     @property
     @abstractmethod
@@ -78,8 +85,9 @@ class Attributor(ABC):
         every pair.
         """
         top = TopK(top_k, length(dataset))
-        for start, scores in self.chunks(queries, dataset, batch_size):
-            top.add(torch.arange(start, start + scores.shape[1], device=scores.device), scores)
+        for start, scores, halves in self.halved(queries, dataset, batch_size):
+            indices = torch.arange(start, start + scores.shape[1], device=scores.device)
+            top.add(indices, scores, halves)
         return top.result({**self.about, **self.outcome})
 
 

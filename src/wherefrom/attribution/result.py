@@ -1,41 +1,76 @@
-"""What a query gets back: its most and its least influential training items."""
+"""What a query gets back: its most and its least influential training items, as numbers and as
+what people read: a page, a table, a sheet of pictures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import os
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from .ends import Ends
+from .page import Page
+from .pictures import Metadata
+from .sheet import draw_sheet
+from .told import Told, save_csv, save_told
+
+_PATH = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """Per query the most and the least influential training items; all on the CPU, [Q, k].
+class Attribution(Ends):
+    """Per query the most and the least influential training items; see `Ends` for its numbers.
 
-    `percentiles` and `standardised` say where a score stands among all scores of the same query.
-    They are NaN where not all of these were computed, as in an approximate search.
+    Where a data set is asked for, it is the one that was attributed to, in the same order; items
+    that were appended to an index come after it (torch's ConcatDataset). `Pictures` do as well.
     """
 
-    indices: Tensor  # most influential first
-    scores: Tensor
-    percentiles: Tensor  # of 100: the share of the other items that score below, equal ones by half
-    least_indices: Tensor  # least influential first
-    least_scores: Tensor
-    about: Mapping[str, Any] = field(default_factory=dict)  # the method and its settings
-    # standard deviations above the mean of the query's scores; 0 where all scores are equal
-    standardised: Tensor = None  # type: ignore[assignment]
-    least_standardised: Tensor = None  # type: ignore[assignment]
+    def report(
+        self,
+        path: _PATH,
+        dataset: Any,
+        queries: Any = None,
+        metadata: Metadata | None = None,
+        group: str | Sequence[str] | None = None,
+        *,
+        title: str = "Which training images made these?",
+        model: Any = None,
+    ) -> None:
+        """Write one HTML file that needs nothing else: each query beside its hits, where they stand
+        among all training images, totals by group, how stable the top is, and what all that means.
 
-    def __post_init__(self) -> None:
-        for name in ("", "least_"):
-            if getattr(self, f"{name}standardised") is None:
-                unknown = torch.full_like(getattr(self, f"{name}scores"), torch.nan)
-                object.__setattr__(self, f"{name}standardised", unknown)
+        Args:
+            path: of the file; it is there once it is whole.
+            dataset: the training images.
+            queries: the generated images, as they were attributed or as pictures; None: numbers
+                stand for them.
+            metadata: columns that are not beside the pictures; see `Pictures`.
+            group: the columns whose groups are counted; None: those that have groups.
+            title: of the page.
+            model: the denoiser, or the model of `from_pipeline`, whose fingerprint is noted.
+        """
+        told = Told(self, dataset, queries, metadata)
+        Page(told, group, title, model).save(path)
 
-    def __len__(self) -> int:
-        return len(self.indices)
+    def to_csv(self, path: _PATH, dataset: Any = None, metadata: Metadata | None = None) -> None:
+        """Write a row for each hit as CSV in UTF-8, with the mark that spreadsheets know it by;
+        with a data set, also the names, captions and columns of its items.
+
+        A text that a spreadsheet would take for a formula begins with an apostrophe.
+        """
+        save_csv(path, Told(self, dataset, None, metadata))
+
+    def to_json(self, path: _PATH, dataset: Any = None, metadata: Metadata | None = None) -> None:
+        """Write everything as JSON; what is not known is null."""
+        save_told(path, Told(self, dataset, None, metadata))
+
+    def contact_sheet(self, path: _PATH, dataset: Any, queries: Any = None) -> None:
+        """Write a picture (PNG) with a row for each query: the query, then its most influential
+        training images, each with a line of text.
+        """
+        draw_sheet(path, Told(self, dataset, queries, None))
 
 
 def joined(parts: Sequence[Attribution]) -> Attribution:

@@ -4,7 +4,7 @@ held.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import WherefromError, whole
 from .distribution import Distribution
+from .histogram import Histogram
 from .result import Attribution
 
 
@@ -34,11 +35,12 @@ class TopK:
         self._best: tuple[Tensor, Tensor] | None = None  # scores and indices, each [Q, <= k]
         self._worst: tuple[Tensor, Tensor] | None = None
         self._tied = torch.zeros(0)  # [Q]: how many scores so far equal the last of the best
-        self._all = Distribution()
+        self._all, self._histogram = Distribution(), Histogram()
+        self._halves: list[tuple[Tensor, Tensor]] | None = None  # the best of each half of draws
 
-    def add(self, indices: Tensor, scores: Tensor) -> None:
+    def add(self, indices: Tensor, scores: Tensor, halves: Tensor | None = None) -> None:
         """Take the scores [Q, n] of training items with these indices [n], ascending and above all
-        that came before.
+        that came before; and those of two halves of the draws [2, Q, n], always or never.
         """
         before = self._best
         self._best = self._merged(before, scores, indices, descending=True)
@@ -52,6 +54,13 @@ class TopK:
             tied = tied + torch.where(same, self._tied, _equal(kept, last))
         self._tied = tied
         self._all.add(scores)
+        self._histogram.add(scores)
+        if halves is not None:
+            known: Sequence[tuple[Tensor, Tensor] | None] = self._halves or (None, None)
+            self._halves = [
+                self._merged(kept, half, indices, descending=True)
+                for kept, half in zip(known, halves, strict=True)
+            ]
 
     def _merged(
         self, kept: tuple[Tensor, Tensor] | None, scores: Tensor, indices: Tensor, descending: bool
@@ -85,6 +94,9 @@ class TopK:
         if self._all.count < self.count:
             standing = [torch.full_like(part, torch.nan) for part in standing]
         percentiles, standardised, least_standardised = (part.float().cpu() for part in standing)
+        histogram, edges = self._histogram.result()
+        if self._all.count < self.count:
+            histogram, edges = (torch.full_like(part, torch.nan) for part in (histogram, edges))
         return Attribution(
             indices.cpu(),
             scores.cpu(),
@@ -94,7 +106,18 @@ class TopK:
             about or {},
             standardised,
             least_standardised,
+            self._stability(),
+            histogram,
+            edges,
         )
+
+    def _stability(self) -> Tensor:
+        if self._halves is None:
+            return torch.full(self._all.undefined.shape, torch.nan)
+        (_, one), (_, other) = self._halves
+        # an item is in each of them once, so what comes twice in a row is in both
+        both = torch.cat([one, other], 1).sort(1).values
+        return ((both[:, 1:] == both[:, :-1]).sum(1) / self.top_k).cpu()
 
     def _percentiles(self, best: Tensor) -> Tensor:
         """Of the best scores [Q, k], how many per cent of the others are below, equal ones by half:

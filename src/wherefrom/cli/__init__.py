@@ -14,6 +14,8 @@ def main() -> None:
         need("rich", "cli")
     except WherefromError as error:
         sys.exit(f"wherefrom: {error}")
-    from .app import app
-
+    try:
+        from .app import app
+    except KeyboardInterrupt:
+        sys.exit(130)  # nothing has begun that could be gone on with
     app()

@@ -109,10 +109,15 @@ def init(
     for line in set_ or ():
         table, key, value = _set(line)
         given.setdefault(table, {})[key] = value
-    if sys.stdin.isatty():
+    if _person():
         _ask(given)
     begin(run, given)
     show(f"{run / 'run.toml'} is written; edit it, or go on: wherefrom attribute {run} IMAGE")
+
+
+def _person() -> bool:
+    """Whether there is somebody who can be asked."""
+    return sys.stdin.isatty()
 
 
 def _set(line: str) -> tuple[str, str, Any]:
@@ -268,16 +273,18 @@ def _show_hits(row: dict[str, Any], method: str) -> None:
     cond = "" if row["condition"] is None else f" ({row['condition']})"
     title = f"{row['query']}{cond}, by {method}"
     hits = row["most_influential"]
-    known = {"rank", "index", "name", "score", "standardised", "percentile"}
+    # a folder stands before the name already
+    known = {"rank", "index", "name", "score", "standardised", "percentile", "folder"}
     told = [key for key in hits[0] if key not in known and any(hit[key] for hit in hits)][:3]
-    columns = [">", "training image", *told, "score>", "above the mean>"]
+    stands = hits[0]["standardised"] is not None
+    columns = ["#>", "training image", *told, "score>", *(["above the mean>"] if stands else [])]
     lines = [
         [
             str(hit["rank"]),
             hit["name"],
-            *(str(hit[key] if hit[key] is not None else "") for key in told),
+            *(str(hit[key] or "") for key in told),
             f"{hit['score']:.4g}",
-            "" if hit["standardised"] is None else f"{hit['standardised']:+.1f} sd",
+            *([f"{hit['standardised']:+.1f} sd"] if stands else []),
         ]
         for hit in hits
     ]

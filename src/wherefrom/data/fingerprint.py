@@ -61,6 +61,15 @@ def data_fingerprint(dataset: Dataset) -> str:
     return found
 
 
+def known_fingerprint(dataset: Dataset) -> str | None:
+    """`data_fingerprint` where it is known without decoding any item; None where it is not."""
+    part: Any = dataset
+    while type(part) is Subset:
+        part = part.dataset
+    held = isinstance(part, Tensor | Images) or type(part) is TensorDataset
+    return data_fingerprint(dataset) if held or _own(dataset) is not None else None
+
+
 def _forget(place: int) -> Any:
     return lambda _: _known.pop(place, None)
 

@@ -38,7 +38,7 @@ def begin(place: Path, given: Given) -> Settings:
     check_folder(place)
     tables = _guessed({name: dict(table) for name, table in given.items()})
     settings = tables_of(tables)
-    _looked_at(settings, Path.cwd())
+    _looked_at(settings, Path())
     write_settings(place / NAME, _from(place, tables))
     return settings
 

@@ -19,7 +19,7 @@ from ..artefacts.files import check_readable, save_bytes
 from ..artefacts.identity import fingerprint, plain
 from ..attribution.pictures import Pictures
 from ..attribution.result import Attribution
-from ..data.decode import decoding
+from ..data.decode import as_mode, decoding, upright
 from ..errors import WherefromError, need
 from .space import Asked
 
@@ -53,8 +53,9 @@ def read_query(path: Path, cond: Asked = None) -> Query:
     check_readable(path)
     with decoding(str(path)):
         image: Any = pil.open(io.BytesIO(path.read_bytes()))
-        image.load()
-    return Query(str(path), image, _written(image) if cond is None else cond)
+        known = _written(image) if cond is None else cond
+        grey = image.mode in ("1", "L")
+        return Query(str(path), as_mode(upright(image), 1 if grey else 3, str(path)), known)
 
 
 def _written(image: Any) -> Asked:
@@ -121,7 +122,7 @@ class Kept:
         """Write an attribution and its pictures."""
         assert artefact.folder is not None
         for place, query in enumerate(queries):
-            small = query.image.convert("RGBA" if query.image.mode == "P" else query.image.mode)
+            small = query.image.copy()
             small.thumbnail((_SIDE, _SIDE))
             save_picture(artefact.folder / f"query-{place}.png", small)
         state = {

@@ -12,6 +12,8 @@ import importlib.util
 import inspect
 import pickle
 import sys
+import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from ..diffusion.variance_preserving import DDPM, SamplePrediction, VPrediction
 from ..errors import WherefromError, need
 from .settings import ModelTable, ProcessTable
 
+_PICKLE = b"\x80"  # how one begins
 _NAMED = 3  # entries of a checkpoint that a sentence names
 
 
@@ -153,6 +156,11 @@ def _tensors(path: Path, entry: str | None) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if not zipfile.is_zipfile(path) and path.read_bytes()[:1] != _PICKLE:
+            raise WherefromError(
+                f"{path} is no checkpoint: give a .safetensors file, or what torch.save made of "
+                "network.state_dict()"
+            ) from error
         raise WherefromError(
             f"{path} holds more than weights, and opening it would run code: save "
             "network.state_dict() as safetensors, or with torch.save, and name that file"
@@ -224,7 +232,7 @@ def opened_pipeline(model: ModelTable, place: Path, device: torch.device) -> Any
         raise WherefromError(
             f"the pipeline {path} {what}: name what pipe.save_pretrained(folder) wrote"
         )
-    with _told(f"the pipeline {path} cannot be opened"):
+    with _hushed(), _told(f"the pipeline {path} cannot be opened"):
         pipe = diffusers.DiffusionPipeline.from_pretrained(
             path, torch_dtype=getattr(torch, model.dtype), local_files_only=True
         )
@@ -246,5 +254,23 @@ def _add_lora(pipe: Any, path: Path) -> None:
         raise WherefromError(f"which LoRA of {path} is not clear ({listed}): name a .safetensors")
     if not hasattr(pipe, "load_lora_weights"):
         raise WherefromError(f"{type(pipe).__name__} takes no LoRA: take lora out of [model]")
-    with _told(f"the LoRA {files[0]} cannot be loaded"):
+    with _hushed(), _told(f"the LoRA {files[0]} cannot be loaded"):
         pipe.load_lora_weights(files[0].parent, weight_name=files[0].name)
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Inside, diffusers and transformers keep their progress bars and advice to themselves; what
+    goes wrong is raised all the same.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for name in ("diffusers", "transformers"):
+            logging: Any = need(f"{name}.utils.logging", "diffusers")
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()
+            if logging.is_progress_bar_enabled():
+                logging.disable_progress_bar()
+                stack.callback(logging.enable_progress_bar)
+        yield

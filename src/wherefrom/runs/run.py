@@ -282,7 +282,7 @@ class Run:
                 hits = found.search(items, top_k)
             else:
                 hits = found.search(items, top_k, exact=exact, dataset=dataset, tid=self.fit())
-            Kept.keep(kept, hits, queries, top_k, self.subject.parts["the training images"])
+            Kept.keep(kept, hits, queries, top_k, self.subject.parts["the set of training images"])
         return Kept.open(kept)
 
     def kept(self, names: Sequence[str] | None = None) -> list[Kept]:
@@ -333,6 +333,11 @@ class Run:
 
     def report(self, names: Sequence[str] | None = None) -> Iterator[Path]:
         """Write kept attributions as HTML, all or some by name."""
+        found = self.kept(names)
+        if not found:
+            raise WherefromError(
+                f"{self.folder} has attributed nothing yet: wherefrom attribute {self.folder} IMAGE"
+            )
         raise NotImplementedError
 
     def check_condition(self, cond: Asked) -> None:

@@ -100,7 +100,7 @@ def _known_parts(settings: Settings, denoiser: Denoiser, dataset: Dataset) -> di
     return {
         "the network": denoiser.identity(),
         **{name: value for name, value in chosen.items() if value is not None},
-        "the training images": data_fingerprint(dataset),
+        "the set of training images": data_fingerprint(dataset),
     }
 
 
@@ -192,7 +192,7 @@ def _trained(
     how |= {name: round(how[name] * share) for name in ("warmup", "decay")}
     seed = settings.model.seed
     parts = {"preset": one.name, "seed": seed, **how}
-    parts |= {"the training images": data_fingerprint(dataset)}
+    parts |= {"the set of training images": data_fingerprint(dataset)}
     used = len(dataset) - len(without)
     words = f"training the network ({how['steps']:,} steps on {used:,} images)"
     if without:
@@ -253,6 +253,7 @@ def _of_pixels(
 def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
     table, data = settings.model, settings.data
     assert data.images is not None
+    stages.tell(f"opening the pipeline {table.pipeline}")
     pipe = opened_pipeline(table, place, device)
     model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
     images = below(place, data.images)
@@ -260,11 +261,16 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
     classes = _classes(pipe, found)
     space = PipelineSpace(pipe, model, classes, settings.generate.steps, settings.generate.guidance)
     captions = _captions(data, place, found)
-    texts = captions if not model.encoder.names else _texts(found, captions, images)
+    texts = _texts(found, captions, images) if model.encoder.names else None
+    if texts is None and model.encoder.names:
+        raise WherefromError(
+            f"{type(pipe).__name__} generates from prompts or classes, and {images} has neither: "
+            "put captions beside the images, or set captions or labels = true in [data]"
+        )
     parts = {
-        "the pictures": data_fingerprint(found),
-        "the captions": fingerprint(texts),
-        "the encoders": fingerprint(model.encoder.identity()),
+        "the set of pictures": data_fingerprint(found),
+        "the text of the captions": fingerprint(texts),
+        "the set of encoders": fingerprint(model.encoder.identity()),
     }
     words = f"encoding {len(found):,} images"
     with stages.working("latents", parts, words) as kept:

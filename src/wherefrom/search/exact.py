@@ -21,8 +21,9 @@ from .vectors import Vectors
 
 _SCORES = 2**24  # elements of the largest chunk of the score matrix that is held
 
-# stored vectors, queries [m, Q, d] and draws to the sum over draws of what compares them, [Q, n]
-Compare = Callable[[Vectors, Tensor, Sequence[int]], Tensor]
+# stored vectors, queries [m, Q, d] and draws to the sum over draws of what compares them, [Q, n],
+# which is also added to two halves of the draws [2, Q, n] where these are asked for
+Compare = Callable[[Vectors, Tensor, Sequence[int], Tensor | None], Tensor]
 
 
 class _Resident:
@@ -86,6 +87,13 @@ class Exact:
 
         A score is the mean over these draws of what vectors [Q, m, d] compare to.
         """
+        for ids, scores, _ in self._scan(vectors, draws, device, apart=False):
+            yield ids, scores
+
+    def _scan(
+        self, vectors: Tensor, draws: Sequence[int], device: torch.device, apart: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """`scan`, and the sums over every other draw and over the rest, [2, Q, n]."""
         if vectors.shape[1:] != (len(draws), self.store.dim):
             raise WherefromError(
                 f"the vectors have shape {tuple(vectors.shape)}; those of {len(draws)} draws are "
@@ -100,18 +108,21 @@ class Exact:
             for first, stored in self._on(device):
                 for start in range(0, stored.count, chunk):
                     some = stored.rows(slice(start, start + chunk))
-                    scores = self._compare(some, queries, draws).div_(len(draws))
+                    shape = 2, len(vectors), some.count
+                    halves = torch.zeros(shape, device=device) if apart else None
+                    scores = self._compare(some, queries, draws, halves).div_(len(draws))
                     ids = torch.arange(first + start, first + start + some.count, device=device)
                     if alive is not None:
                         kept = alive[ids]
                         ids, scores = ids[kept], scores[:, kept]
+                        halves = None if halves is None else halves[:, :, kept]
                     if not bool(torch.isfinite(scores).all()):
                         raise WherefromError(
                             "a score became infinite: the numbers compared are too large for their "
                             "squares; choose another normalize, or raise damping"
                         )
                     if len(ids):
-                        yield ids, scores
+                        yield ids, scores, halves
                     progress.update(some.count)
 
     def nearest(
@@ -124,8 +135,8 @@ class Exact:
     ) -> Attribution:
         """Both ends of the ranking by `scan`."""
         top = TopK(top_k, len(self.store))
-        for ids, scores in self.scan(vectors, draws, device):
-            top.add(ids, scores)
+        for ids, scores, halves in self._scan(vectors, draws, device, apart=len(draws) > 1):
+            top.add(ids, scores, halves)
         return top.result(about)
 
     def _on(self, device: torch.device) -> Iterator[tuple[int, Vectors]]:

@@ -54,9 +54,10 @@ class Vectors:
     def _each(self, change: Callable[[Tensor], Tensor]) -> Vectors:
         return Vectors(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
-    def dot(self, queries: Tensor, draws: Sequence[int]) -> Tensor:
+    def dot(self, queries: Tensor, draws: Sequence[int], apart: Tensor | None = None) -> Tensor:
         """Inner products with queries [m, Q, d], which are on the device that computes, summed over
-        draws: [Q, n] float32.
+        draws: [Q, n] float32. `apart`: zeros [2, Q, n], to which the sums over the first, third ...
+        draw and over the others are added.
         """
         stored = self
         if list(draws) == list(range(len(self.values))):
@@ -64,17 +65,32 @@ class Vectors:
             items = stored.values.transpose(0, 1)
             if stored.scales is None and items.is_contiguous():
                 # item after item: one product of all draws
-                return _product(queries.transpose(0, 1).flatten(1), items.flatten(1))
+                if apart is None:
+                    return _product(queries.transpose(0, 1).flatten(1), items.flatten(1))
+                turns = queries.new_zeros(2, *queries.shape)  # [2, m, Q, d]
+                turns[0, ::2], turns[1, 1::2] = queries[::2], queries[1::2]
+                found = _product(turns.transpose(1, 2).flatten(2).flatten(0, 1), items.flatten(1))
+                apart += found.view_as(apart)
+                return apart.sum(0)
         total = queries.new_zeros(queries.shape[1], self.count, dtype=torch.float32)
-        for query, m in zip(queries, draws, strict=True):
+        for place, (query, m) in enumerate(zip(queries, draws, strict=True)):
             found = _product(query, stored.values[m].to(query.device))
             if stored.scales is not None:
                 found = found.mul_(stored.scales[m].to(query.device))
             total += found
+            if apart is not None:
+                apart[place % 2] += found
         return total
 
-    def dot_halves(self, queries: Tensor, draws: Sequence[int], lengths: bool = False) -> Tensor:
-        """Squared inner products with queries [m, Q, d], summed over draws: [Q, n] float32.
+    def dot_halves(
+        self,
+        queries: Tensor,
+        draws: Sequence[int],
+        apart: Tensor | None = None,
+        lengths: bool = False,
+    ) -> Tensor:
+        """Squared inner products with queries [m, Q, d], summed over draws: [Q, n] float32; `apart`
+        as in `dot`.
 
         The halves of a vector are two sketches of one thing, so the product of their inner products
         is a square without the bias that squaring a noisy number has. `lengths`: times the squares
@@ -83,7 +99,7 @@ class Vectors:
         half, device = self.values.shape[2] // 2, queries.device
         narrow = device.type == "cuda" and self.values.dtype != torch.float32
         total = queries.new_zeros(queries.shape[1], self.count, dtype=torch.float32)
-        for query, m in zip(queries, draws, strict=True):
+        for place, (query, m) in enumerate(zip(queries, draws, strict=True)):
             values = self.values[m].to(device)
             own = query.norm(dim=1, keepdim=True).clamp_min(torch.finfo(query.dtype).tiny)
             unit = (query / own).to(torch.float16 if narrow else torch.float32)
@@ -92,7 +108,10 @@ class Vectors:
             for factor in (self.scales, self.norms if lengths else None):
                 if factor is not None:
                     found *= factor[m].to(device) ** 2
-            total += found * own.float() ** 2
+            found *= own.float() ** 2
+            total += found
+            if apart is not None:
+                apart[place % 2] += found
         return total
 
     def tensors(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
-from ..attribution.attributor import Attributor, Chunks
+from ..attribution.attributor import Attributor, Chunks, Halved
 from ..data.batch import check_batch
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
@@ -50,8 +50,10 @@ from .angle import SelfKernels, Similarity, squared
 from .index import DIM, Index
 from .settings import Correction, Settings
 
-_SCORES = 2**26  # elements of the largest chunk of the score matrix that is held
+_SCORES = 2**25  # elements of the largest chunk of the score matrix that is held, twice again
 _PIXELS = 2**30  # bytes of the largest chunk of the training set that is held
+
+Queries = Tensor | Dataset
 
 
 class TID(Attributor):
@@ -133,29 +135,31 @@ class TID(Attributor):
 
     # --- scores ---------------------------------------------------------------------------------
 
-    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+    def chunks(self, queries: Queries, dataset: Dataset, batch_size: int) -> Chunks:
         """tau of chunk after chunk of the training set, (first index, [Q, n])."""
+        return ((start, tau) for start, tau, _ in self.halved(queries, dataset, batch_size))
+
+    def halved(
+        self, queries: Queries, dataset: Dataset, batch_size: int, of: Sequence[int] | None = None
+    ) -> Halved:
+        """`chunks`, and the sums over even and over odd draws, [2, Q, n]; of one draw, None. `of`:
+        places of the items that are meant; None: all.
+        """
         x, cond = self.curvature.ready(queries, dataset, batch_size)
         check_query(self.probe, cond)
-        return self._chunks(x, cond, dataset, batch_size, range(length(dataset)))
+        return self._chunks(x, cond, dataset, batch_size, of or range(length(dataset)))
 
     @outside_inference
     def scores_of(
-        self,
-        queries: Tensor | Dataset,
-        dataset: Dataset,
-        places: Sequence[int],
-        batch_size: int = 64,
+        self, queries: Queries, dataset: Dataset, places: Sequence[int], batch_size: int = 64
     ) -> Tensor:
         """`scores` of the items at some places of a data set, [Q, n], float32 on the CPU."""
         last = length(dataset) - 1
         places = [whole("a place in the data set", place, 0, last) for place in places]
         if not places:
             raise WherefromError("there is nothing to score: give at least one place")
-        x, cond = self.curvature.ready(queries, dataset, batch_size)
-        check_query(self.probe, cond)
-        chunks = self._chunks(x, cond, dataset, batch_size, places)
-        return torch.cat([tau.cpu() for _, tau in chunks], 1)
+        found = self.halved(queries, dataset, batch_size, places)
+        return torch.cat([tau.cpu() for _, tau, _ in found], 1)
 
     @outside_inference
     def index(
@@ -214,13 +218,8 @@ class TID(Attributor):
         return squared(kernel, self.settings.similarity, own, own), outcome.streams
 
     def _chunks(
-        self,
-        queries: Tensor,
-        cond: Cond,
-        dataset: Dataset,
-        batch_size: int,
-        places: Sequence[int],
-    ) -> Chunks:
+        self, queries: Tensor, cond: Cond, dataset: Dataset, batch_size: int, places: Sequence[int]
+    ) -> Halved:
         probe, count, draws = self.probe, len(places), len(self.draws)
         size = self.budget.fitting(batch_size, probe.image_bytes(dataset))
         group = self.budget.fitting(len(queries), probe.query_bytes)
@@ -234,19 +233,20 @@ class TID(Attributor):
                 indices = list(places[start : start + chunk])
                 x, train_cond = probe.read(dataset, indices)
                 tau = torch.zeros(len(queries), len(x), device=x.device)
+                halves = tau.new_zeros(2, *tau.shape) if draws > 1 else None
                 with self.denoiser.frozen():  # once, not at every batch
                     for m in range(draws):
                         for first in groups:
                             some = slice(first, first + group)
-                            sides, mine = self._prepare(
-                                queries[some], cond_rows(cond, some), m, first
-                            )
+                            asked = queries[some], cond_rows(cond, some)
+                            sides, mine = self._prepare(*asked, m, first)
                             for place in range(0, len(x), size):
                                 rows = slice(place, place + size)
                                 batch = x[rows], cond_rows(train_cond, rows)
-                                tau[some, rows] += (
-                                    self._tau(sides, mine, own, *batch, m, indices[rows]) / draws
-                                )
+                                found = self._tau(sides, mine, own, *batch, m, indices[rows])
+                                tau[some, rows] += found / draws
+                                if halves is not None:
+                                    halves[m % 2, some, rows] += found
                                 progress.update(len(indices[rows]))
                             sides.clear()  # before the next are made
                         if not bool(torch.isfinite(tau).all()):
@@ -254,7 +254,7 @@ class TID(Attributor):
                 if own is not None:
                     own.keep(at_once=start + chunk >= count)
                 probe.warn_of_silent_layers()
-                yield start, tau
+                yield start, tau, halves
 
     def self_kernels(self, dataset: Dataset) -> SelfKernels | None:
         """Those of a training set under this curvature, as far as they are known; None: they are

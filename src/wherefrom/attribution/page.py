@@ -1,0 +1,381 @@
+"""A report: one HTML file that needs nothing else, runs nothing, and shows each query beside the
+training images that made it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..artefacts.files import save_bytes
+from ..artefacts.identity import fingerprint
+from ..data.fingerprint import known_fingerprint
+from ..errors import WherefromError, need
+from .drawn import share_drawn, spread_drawn
+from .groups import RESAMPLES, Group, chosen_columns, totals
+from .markup import Html, tag
+from .style import STYLE
+from .thumbs import data_uri
+from .told import Hit, Spread, Told
+from .words import BEFOREHAND, STABLE, TRUST, UNKNOWN
+
+_SAFE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_QUERY, _MOST, _LEAST, _GLANCE = 464, 224, 144, 96  # pixels of a picture's longer side
+_BYTES = 3_300_000  # of all pictures together, before they are written as text
+_EACH = 4_000, 24_000  # bytes that a picture may take at least, and at most
+_FAR, _ABOVE = 2.0, 1.25  # times as high as the rest
+
+
+class Page:
+    """A report of what was told.
+
+    Args:
+        told: the hits.
+        group: the columns that are counted; None: those that have groups.
+        title: of the page.
+        model: whose fingerprint is noted; None: it is not known.
+    """
+
+    def __init__(
+        self, told: Told, group: str | Sequence[str] | None, title: str, model: Any
+    ) -> None:
+        need("PIL.Image", "report")
+        if told.pictures is None:
+            raise WherefromError("a report shows training images: give the data set")
+        self.told, self.pictures, self.title = told, told.pictures, title
+        self.columns = chosen_columns(self.pictures.columns, group)
+        self.model = _model(model)
+        shown = len(told) * (2 * told.top_k + 3)
+        self._most = max(_EACH[0], min(_EACH[1], _BYTES // shown))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it, whole or not at all."""
+        save_bytes(path, self.made().encode("utf-8", "replace"))
+
+    def made(self) -> str:
+        """The page."""
+        body = tag(
+            "body",
+            tag("a", "To the images", href="#images", class_="skip"),
+            tag(
+                "div",
+                self._header(),
+                tag("main", *self._sections()),
+                tag("footer", "Made by wherefrom. The page holds all that it shows."),
+                class_="page",
+            ),
+        )
+        head = tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="Content-Security-Policy", content=Html(_SAFE)),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="referrer", content="no-referrer"),
+            tag("title", self.title),
+            tag("style", Html(STYLE)),
+        )
+        return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+    # --- the beginning --------------------------------------------------------------------------
+
+    def _header(self) -> Html:
+        told, method = self.told, self.told.ends.about.get("method", "attribution")
+        images = "image" if len(told) == 1 else "images"
+        lead = (
+            f"{len(told)} generated {images}, each beside those of {len(self.pictures):,} training "
+            f"images that {method} finds most and least influential."
+        )
+        return tag("header", tag("h1", self.title), tag("p", lead, class_="lead"))
+
+    def _sections(self) -> Iterator[Html]:
+        if len(self.told) > 1:
+            links = [self._glance(query) for query in range(len(self.told))]
+            yield tag("h2", "At a glance", id="glance")
+            yield tag("nav", tag("ol", *links, class_="glance"), aria_labelledby="glance")
+        yield tag(
+            "section",
+            tag("h2", "Image by image", id="images"),
+            *(self._card(query) for query in range(len(self.told))),
+            aria_labelledby="images",
+        )
+        if self.columns:
+            yield self._groups()
+        yield self._trust()
+        yield self._settings()
+
+    def _glance(self, query: int) -> Html:
+        best = self.told.hits(query)[0]
+        words, _ = self._verdict(query)
+        link = tag(
+            "a",
+            self._asked(query, _GLANCE),
+            tag("span", "←", class_="to", aria_hidden="true"),
+            self._image(best.index, _GLANCE),
+            tag(
+                "span",
+                tag("strong", _standing(best)),
+                tag("span", words, class_="small"),
+            ),
+            href=f"#image-{query + 1}",
+        )
+        return tag("li", link)
+
+    # --- one query ------------------------------------------------------------------------------
+
+    def _card(self, query: int) -> Html:
+        told, name = self.told, f"image-{query + 1}"
+        most, least = told.hits(query), told.hits(query, most=False)
+        words, kind = self._verdict(query)
+        prompt = None if told.queries is None else told.queries.caption(query)
+        asked = tag(
+            "div",
+            self._asked(query, _QUERY),
+            tag(
+                "div",
+                tag("h3", f"Image {query + 1}", id=f"{name}-is"),
+                None if not prompt else tag("p", tag("bdi", f"“{prompt}”"), class_="prompt"),
+                tag("p", words, class_=f"badge {kind}"),
+                tag("p", self._stability(query), class_="pale small"),
+            ),
+            class_="asked",
+        )
+        found = tag(
+            "div",
+            tag("p", *self._says(query), class_="says"),
+            tag("h4", "Most influential training images, first to last"),
+            tag("ol", *(self._hit(hit, most[0]) for hit in most), class_="hits"),
+            self._spread(query),
+            tag("h4", "Least influential, from the bottom up"),
+            tag("ol", *(self._hit(hit, most[0]) for hit in least), class_="hits least"),
+        )
+        return tag("article", asked, found, class_="card", id=name, aria_labelledby=f"{name}-is")
+
+    def _asked(self, query: int, side: int) -> Html:
+        if self.told.queries is None:
+            return tag("span", str(query + 1), class_="blank", aria_hidden="true")
+        return self._shown(self.told.queries.image(query), side, f"Generated image {query + 1}")
+
+    def _image(self, index: int, side: int) -> Html:
+        alt = f"Training image {index}: {self.told.words(index)}"
+        return self._shown(self.pictures.image(index), side, alt)
+
+    def _shown(self, image: Any, side: int, alt: str) -> Html:
+        most = self._most if side < _QUERY else 2 * self._most
+        small = "dots" if max(image.size) <= 64 else None
+        return tag("img", src=Html(data_uri(image, side, most)), alt=alt, class_=small)
+
+    def _hit(self, hit: Hit, best: Hit) -> Html:
+        known = not math.isnan(hit.standardised)
+        own, top = (hit.standardised, best.standardised) if known else (hit.score, best.score)
+        share = max(0.0, min(1.0, own / top)) if top > 0 else 0.0
+        bar = tag("span", tag("span", style=f"width:{100 * share:.0f}%"), class_="bar")
+        name, words = self.pictures.name(hit.index), self.told.words(hit.index)
+        about = [f"#{hit.index}"] if name == str(hit.index) else [name]
+        about += [
+            values[hit.index]
+            for column, values in self.pictures.columns.items()
+            if column in self.columns and values[hit.index] not in ("", words, *about)
+        ]
+        above = [] if math.isnan(hit.percentile) else [f"above {_percent(hit.percentile)}"]
+        fine = " · ".join([*about, f"score {hit.score:.3g}", *above])
+        caption = tag(
+            "figcaption",
+            tag("strong", _standing(hit)),
+            None if words == name else tag("span", tag("bdi", words), class_="words"),
+            tag("span", tag("bdi", fine), class_="fine"),
+        )
+        image = self._image(hit.index, _MOST if hit.most else _LEAST)
+        return tag("li", tag("figure", image, bar if hit.most else None, caption))
+
+    def _verdict(self, query: int) -> tuple[str, str]:
+        """In a few words how far the first hit is above the rest, and the style of these words."""
+        spread, best = self.told.spread(query), self.told.hits(query)[0]
+        if spread is None:
+            return ("how far above the rest is not known", "none")
+        rest = spread.below(self._rest)
+        times = best.standardised / rest if rest > 0 else math.inf
+        if times >= _FAR:
+            return ("far above the rest", "far")
+        return ("above the rest", "some") if times >= _ABOVE else ("hardly above the rest", "none")
+
+    @property
+    def _rest(self) -> float:
+        """The share of the training images that hits are compared with."""
+        return min(0.99, 1 - self.told.top_k / len(self.pictures))
+
+    def _says(self, query: int) -> Iterator[object]:
+        spread, best = self.told.spread(query), self.told.hits(query)[0]
+        if spread is None:
+            yield UNKNOWN
+            return
+        yield "The first hit scores "
+        yield tag("b", f"{best.standardised:.1f} standard deviations")
+        yield (
+            f" above the mean of all {spread.total:,} training images. "
+            f"{_percent(100 * self._rest)} of them are below {spread.below(self._rest):.1f}."
+        )
+
+    def _stability(self, query: int) -> str:
+        share, k = self.told.stability(query), self.told.top_k
+        if math.isnan(share):
+            return "How stable this top is was not measured."
+        return f"{round(share * k)} of the top {k} are the same in both halves of the draws."
+
+    def _spread(self, query: int) -> Html | None:
+        spread = self.told.spread(query)
+        if spread is None:
+            return None
+        hits = self.told.hits(query)
+        first, last = hits[0].standardised, hits[-1].standardised
+        words = (
+            f"Histogram of the scores of {spread.total:,} training images, from "
+            f"{spread.edges[0]:.1f} to {first:.1f} standard deviations from the mean; the "
+            f"{len(hits)} hits are marked, from {last:.1f} to {first:.1f}."
+        )
+        axis = tag(
+            "div",
+            tag("span", f"{spread.edges[0]:.1f} sd"),
+            tag("span", "all training images; dashed: the mean; ", tag("b", "| hits")),
+            tag("b", f"{first:.1f} sd"),
+            class_="axis",
+            aria_hidden="true",
+        )
+        return tag("div", _drawn(spread, hits, words), axis, class_="spread")
+
+    # --- all of them ----------------------------------------------------------------------------
+
+    def _groups(self) -> Html:
+        told = self.told
+        how = (
+            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The blue "
+            "mark is the group's share of the training set: hits drawn blindly would fall there. "
+            "The black line is an interval of 95 %, found by drawing queries again with "
+            f"replacement, and of each its hits, {RESAMPLES:,} times from seed 0; a group with "
+            "none or all of n hits gets 3 / n of room. Of twenty groups that do not matter, one "
+            "looks as if it did."
+        )
+        tables = [self._table(name) for name in self.columns]
+        return tag(
+            "section",
+            tag("h2", "Who the hits are from", id="groups"),
+            tag("p", how, class_="pale"),
+            *tables,
+            aria_labelledby="groups",
+        )
+
+    def _table(self, name: str) -> Html:
+        found = totals(self.pictures.columns[name], self.told.ends.indices)
+        top = max(max(group.high, group.training) for group in found)
+        head = [("Group", None), ("Hits", "n"), ("Share of the hits", None), ("Interval", "n")]
+        head += [("Of the training set", "n"), ("Against its share", None)]
+        return tag(
+            "div",
+            tag("h3", "By ", tag("bdi", name)),
+            tag(
+                "div",
+                tag(
+                    "table",
+                    tag(
+                        "thead",
+                        tag("tr", *(tag("th", one, scope="col", class_=c) for one, c in head)),
+                    ),
+                    tag("tbody", *(_row(group, top) for group in found)),
+                ),
+                class_="wide",
+                tabindex=0,
+                role="region",
+                aria_label=f"Hits by {name}",
+            ),
+            class_="column",
+        )
+
+    def _trust(self) -> Html:
+        known = [share for share in self.told.ends.stability.tolist() if not math.isnan(share)]
+        stable = STABLE.format(_percent(100 * statistics.median(known))) if known else None
+        paragraphs = [*TRUST, BEFOREHAND.format(_FAR, _ABOVE, _percent(100 * self._rest))]
+        return tag(
+            "section",
+            tag("h2", "What these scores establish, and what not", id="trust"),
+            tag("div", *(tag("p", one) for one in [*paragraphs, stable] if one), class_="notes"),
+            aria_labelledby="trust",
+        )
+
+    def _settings(self) -> Html:
+        about = dict(_flat(self.told.ends.about))
+        data = known_fingerprint(self.pictures.dataset)
+        about["training images"] = f"{len(self.pictures):,}"
+        about["fingerprint of the data set"] = data or "not known: it has no fingerprint()"
+        about["fingerprint of the model"] = self.model or "not given"
+        rows = [
+            tag("tr", tag("th", name, scope="row"), tag("td", value))
+            for name, value in about.items()
+        ]
+        return tag(
+            "section",
+            tag("h2", "Settings", id="settings"),
+            tag("table", tag("tbody", *rows), class_="settings"),
+            aria_labelledby="settings",
+        )
+
+
+def _drawn(spread: Spread, hits: Sequence[Hit], words: str) -> Html:
+    return spread_drawn(spread, [hit.standardised for hit in hits], words)
+
+
+def _row(group: Group, top: float) -> Html:
+    called = f"{group.groups} others" if group.name is None else group.name or "(not given)"
+    times = f"{group.share / group.training:.1f} times its share"
+    words = {"more": "more than by chance", "fewer": "fewer than by chance"}
+    verdict = words.get(group.verdict, "may be chance")
+    return tag(
+        "tr",
+        tag("th", tag("bdi", called), scope="row"),
+        tag("td", str(group.hits), class_="n"),
+        tag("td", share_drawn(group, top), class_="draw"),
+        tag(
+            "td",
+            f"{_percent(100 * group.share)} ({_percent(100 * group.low)} to "
+            f"{_percent(100 * group.high)})",
+            class_="n",
+        ),
+        tag("td", _percent(100 * group.training), class_="n"),
+        tag("td", f"{times}, {verdict}"),
+    )
+
+
+def _standing(hit: Hit) -> str:
+    """Where a hit stands; where that is not known, its score."""
+    if math.isnan(hit.standardised):
+        return f"{hit.score:.3g}"
+    sign = "+" if hit.standardised >= 0 else "\u2212"  # a minus as long as the plus is wide
+    return f"{sign}{abs(hit.standardised):.1f} sd"
+
+
+def _percent(value: float) -> str:
+    """Of 100; all and nothing only where it is."""
+    shown = f"{value:.1f}" if value < 10 or value > 99 else f"{value:.0f}"
+    if float(shown) == 100 and value < 100:
+        shown = "99.9"
+    return f"{shown.removesuffix('.0')} %"
+
+
+def _flat(about: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in about.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}: ")
+        else:
+            yield f"{before}{name}", str(value)
+
+
+def _model(model: Any) -> str | None:
+    """The fingerprint of a denoiser, or of a model that has one."""
+    denoiser = getattr(model, "denoiser", model)
+    identity = getattr(denoiser, "identity", None)
+    if model is not None and not callable(identity):
+        raise WherefromError(
+            f"model is {type(model).__name__}: give the denoiser, or what from_pipeline gives"
+        )
+    return None if identity is None else fingerprint(identity())

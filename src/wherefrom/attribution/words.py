@@ -1,0 +1,32 @@
+"""What a report says of scores in general: what they establish, and what they do not."""
+
+from __future__ import annotations
+
+TRUST = (
+    "A score says how much a training image and a generated image pull at the model in the same "
+    "way, by the method named under Settings. An image with a high score is a lead: look at it, "
+    "and if the answer matters, remove it with others like it, train again and see whether the "
+    "generated image changes.",
+    "A score does not establish that anything was copied, that the model would not have made the "
+    "image without that training image, or whose rights are concerned. The least influential "
+    "images are those with the lowest scores; nothing says that they did harm. Images outside this "
+    "training set were not looked at.",
+    "Scores of different generated images are not comparable, and standard deviations are no odds: "
+    "scores are skewed, so that some image is always several deviations above the mean. Compare a "
+    "hit with the rest of its own histogram, whose bars grow with the logarithm of what they "
+    "count.",
+)
+BEFOREHAND = (
+    "“Far above the rest” is said where the first hit is at least {0:g} times as many standard "
+    "deviations above the mean as {2} of the training images are at most; “above the rest” from "
+    "{1:g} times on. These are words for a picture, not tests."
+)
+STABLE = (
+    "A score is a mean over draws of noise. The even and the odd draws alone would have given tops "
+    "that share {0} of their images, in the median over the generated images. That tells noise of "
+    "the measurement from its result; a model trained again with another seed may differ by more."
+)
+UNKNOWN = (
+    "Not every training image was scored exactly, so it is not known how far above the rest these "
+    "hits are."
+)
