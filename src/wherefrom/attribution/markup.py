@@ -5,6 +5,7 @@ wherever it is put, and only what was made here is not.
 from __future__ import annotations
 
 import html
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -27,7 +28,7 @@ def text(value: object) -> Html:
         return value
     plain = str(value)[: 4 * _LONG]
     seen = "".join(letter if letter in _KEPT or _visible(letter) else "\ufffd" for letter in plain)
-    words = " ".join(seen.split())
+    words = re.sub(r"\s+", " ", seen)
     cut = words if len(words) <= _LONG else f"{words[: _LONG - 1]}…"
     return Html(html.escape(cut, quote=True))
 

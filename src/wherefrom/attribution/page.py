@@ -20,13 +20,12 @@ from .markup import Html, tag
 from .style import STYLE
 from .thumbs import data_uri
 from .told import Hit, Spread, Told
-from .words import BEFOREHAND, STABLE, TRUST, UNKNOWN
+from .words import APART, STABLE, TRUST, UNKNOWN
 
 _SAFE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _QUERY, _MOST, _LEAST, _GLANCE = 464, 224, 144, 96  # pixels of a picture's longer side
 _BYTES = 3_300_000  # of all pictures together, before they are written as text
 _EACH = 4_000, 24_000  # bytes that a picture may take at least, and at most
-_FAR, _ABOVE = 2.0, 1.25  # times as high as the rest
 
 
 class Page:
@@ -108,7 +107,7 @@ class Page:
 
     def _glance(self, query: int) -> Html:
         best = self.told.hits(query)[0]
-        words, _ = self._verdict(query)
+        found = "found" if self.told.apart(query) else None
         link = tag(
             "a",
             self._asked(query, _GLANCE),
@@ -116,8 +115,8 @@ class Page:
             self._image(best.index, _GLANCE),
             tag(
                 "span",
-                tag("strong", _standing(best)),
-                tag("span", words, class_="small"),
+                tag("strong", _standing(best), class_=found),
+                tag("span", self._verdict(query), class_="small"),
             ),
             href=f"#image-{query + 1}",
         )
@@ -128,7 +127,7 @@ class Page:
     def _card(self, query: int) -> Html:
         told, name = self.told, f"image-{query + 1}"
         most, least = told.hits(query), told.hits(query, most=False)
-        words, kind = self._verdict(query)
+        apart = told.apart(query) or 0
         prompt = None if told.queries is None else told.queries.caption(query)
         asked = tag(
             "div",
@@ -137,8 +136,8 @@ class Page:
                 "div",
                 tag("h3", f"Image {query + 1}", id=f"{name}-is"),
                 None if not prompt else tag("p", tag("bdi", f"“{prompt}”"), class_="prompt"),
-                tag("p", words, class_=f"badge {kind}"),
-                tag("p", self._stability(query), class_="pale small"),
+                tag("p", self._verdict(query), class_="badge found" if apart else "badge"),
+                tag("p", self._stability(query), class_="pale"),
             ),
             class_="asked",
         )
@@ -146,10 +145,10 @@ class Page:
             "div",
             tag("p", *self._says(query), class_="says"),
             tag("h4", "Most influential training images, first to last"),
-            tag("ol", *(self._hit(hit, most[0]) for hit in most), class_="hits"),
+            tag("ol", *(self._hit(hit, most[0], apart) for hit in most), class_="hits"),
             self._spread(query),
             tag("h4", "Least influential, from the bottom up"),
-            tag("ol", *(self._hit(hit, most[0]) for hit in least), class_="hits least"),
+            tag("ol", *(self._hit(hit, most[0], 0) for hit in least), class_="hits least"),
         )
         return tag("article", asked, found, class_="card", id=name, aria_labelledby=f"{name}-is")
 
@@ -167,39 +166,39 @@ class Page:
         small = "dots" if max(image.size) <= 64 else None
         return tag("img", src=Html(data_uri(image, side, most)), alt=alt, class_=small)
 
-    def _hit(self, hit: Hit, best: Hit) -> Html:
+    def _hit(self, hit: Hit, best: Hit, apart: int) -> Html:
         known = not math.isnan(hit.standardised)
         own, top = (hit.standardised, best.standardised) if known else (hit.score, best.score)
         share = max(0.0, min(1.0, own / top)) if top > 0 else 0.0
         bar = tag("span", tag("span", style=f"width:{100 * share:.0f}%"), class_="bar")
         name, words = self.pictures.name(hit.index), self.told.words(hit.index)
-        about = [f"#{hit.index}"] if name == str(hit.index) else [name]
+        about = [f"no. {hit.index}" if name == str(hit.index) else name]
         about += [
-            values[hit.index]
-            for column, values in self.pictures.columns.items()
-            if column in self.columns and values[hit.index] not in ("", words, *about)
+            self.pictures.columns[column][hit.index]
+            for column in self.columns
+            if hit.most and self.pictures.columns[column][hit.index] not in ("", words)
         ]
-        above = [] if math.isnan(hit.percentile) else [f"above {_percent(hit.percentile)}"]
-        fine = " · ".join([*about, f"score {hit.score:.3g}", *above])
+        place = None if math.isnan(hit.percentile) else f"percentile {_place(hit.percentile)}"
+        numbers = [f"score {hit.score:.3g}", place]
         caption = tag(
             "figcaption",
             tag("strong", _standing(hit)),
             None if words == name else tag("span", tag("bdi", words), class_="words"),
-            tag("span", tag("bdi", fine), class_="fine"),
+            *(tag("span", tag("bdi", one), class_="fine") for one in about),
+            *(tag("span", one, class_="fine") for one in numbers if one),
         )
         image = self._image(hit.index, _MOST if hit.most else _LEAST)
-        return tag("li", tag("figure", image, bar if hit.most else None, caption))
+        found = "found" if hit.most and hit.rank <= apart else None
+        return tag("li", tag("figure", image, bar if hit.most else None, caption), class_=found)
 
-    def _verdict(self, query: int) -> tuple[str, str]:
-        """In a few words how far the first hit is above the rest, and the style of these words."""
-        spread, best = self.told.spread(query), self.told.hits(query)[0]
-        if spread is None:
-            return ("how far above the rest is not known", "none")
-        rest = spread.below(self._rest)
-        times = best.standardised / rest if rest > 0 else math.inf
-        if times >= _FAR:
-            return ("far above the rest", "far")
-        return ("above the rest", "some") if times >= _ABOVE else ("hardly above the rest", "none")
+    def _verdict(self, query: int) -> str:
+        """In a few words whether hits stand apart."""
+        apart = self.told.apart(query)
+        if apart is None:
+            return "too few hits to see a step"
+        if apart == 0:
+            return "the hits trail off evenly"
+        return "the first hit stands apart" if apart == 1 else f"the first {apart} hits stand apart"
 
     @property
     def _rest(self) -> float:
@@ -237,9 +236,9 @@ class Page:
         )
         axis = tag(
             "div",
-            tag("span", f"{spread.edges[0]:.1f} sd"),
-            tag("span", "all training images; dashed: the mean; ", tag("b", "| hits")),
-            tag("b", f"{first:.1f} sd"),
+            tag("span", _deviations(spread.edges[0])),
+            tag("span", "all training images, the mean dashed, ", tag("b", "the hits marked")),
+            tag("b", _deviations(first)),
             class_="axis",
             aria_hidden="true",
         )
@@ -250,9 +249,9 @@ class Page:
     def _groups(self) -> Html:
         told = self.told
         how = (
-            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The blue "
-            "mark is the group's share of the training set: hits drawn blindly would fall there. "
-            "The black line is an interval of 95 %, found by drawing queries again with "
+            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The "
+            "upright mark is the group's share of the training set: hits drawn blindly would fall there. "
+            "The thin line is an interval of 95 %, found by drawing queries again with "
             f"replacement, and of each its hits, {RESAMPLES:,} times from seed 0; a group with "
             "none or all of n hits gets 3 / n of room. Of twenty groups that do not matter, one "
             "looks as if it did."
@@ -269,7 +268,7 @@ class Page:
     def _table(self, name: str) -> Html:
         found = totals(self.pictures.columns[name], self.told.ends.indices)
         top = max(max(group.high, group.training) for group in found)
-        head = [("Group", None), ("Hits", "n"), ("Share of the hits", None), ("Interval", "n")]
+        head = [("Group", None), ("Hits", "n"), ("Drawn", None), ("Share of the hits", "n")]
         head += [("Of the training set", "n"), ("Against its share", None)]
         return tag(
             "div",
@@ -295,11 +294,10 @@ class Page:
     def _trust(self) -> Html:
         known = [share for share in self.told.ends.stability.tolist() if not math.isnan(share)]
         stable = STABLE.format(_percent(100 * statistics.median(known))) if known else None
-        paragraphs = [*TRUST, BEFOREHAND.format(_FAR, _ABOVE, _percent(100 * self._rest))]
         return tag(
             "section",
             tag("h2", "What these scores establish, and what not", id="trust"),
-            tag("div", *(tag("p", one) for one in [*paragraphs, stable] if one), class_="notes"),
+            tag("div", *(tag("p", one) for one in [*TRUST, APART, stable] if one), class_="notes"),
             aria_labelledby="trust",
         )
 
@@ -327,7 +325,7 @@ def _drawn(spread: Spread, hits: Sequence[Hit], words: str) -> Html:
 
 def _row(group: Group, top: float) -> Html:
     called = f"{group.groups} others" if group.name is None else group.name or "(not given)"
-    times = f"{group.share / group.training:.1f} times its share"
+    times = f"{group.share / group.training:.1f} times"
     words = {"more": "more than by chance", "fewer": "fewer than by chance"}
     verdict = words.get(group.verdict, "may be chance")
     return tag(
@@ -350,8 +348,20 @@ def _standing(hit: Hit) -> str:
     """Where a hit stands; where that is not known, its score."""
     if math.isnan(hit.standardised):
         return f"{hit.score:.3g}"
-    sign = "+" if hit.standardised >= 0 else "\u2212"  # a minus as long as the plus is wide
-    return f"{sign}{abs(hit.standardised):.1f} sd"
+    return _deviations(hit.standardised)
+
+
+def _deviations(number: float) -> str:
+    sign = "+" if number >= 0 else "\u2212"  # a minus as long as the plus is wide
+    return f"{sign}{abs(number):.1f} sd"
+
+
+def _place(percentile: float) -> str:
+    """Of 100; the whole of it only where all others are below."""
+    if percentile == 100:
+        return "100"
+    digits = next(digits for digits in range(1, 9) if round(percentile, digits) < 100)
+    return f"{percentile:.{digits}f}"
 
 
 def _percent(value: float) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..artefacts.files import save_bytes
 from ..errors import WherefromError
+from .apart import standing_apart
 from .ends import Ends
 from .pictures import Metadata, Pictures
 
@@ -109,6 +110,10 @@ class Told:
     def stability(self, query: int) -> float:
         """The share of the top that two halves of the draws have in common; NaN: not known."""
         return float(self.ends.stability[query])
+
+    def apart(self, query: int) -> int | None:
+        """How many of the best hits of a query stand apart; None where that cannot be told."""
+        return standing_apart([hit.score for hit in self.hits(query)])
 
     def spread(self, query: int) -> Spread | None:
         """Where all scores of a query lie; None where that is not known, or they are all equal."""
@@ -211,6 +216,7 @@ def _query(told: Told, query: int) -> dict[str, Any]:
     return {
         "query": query,
         "stability": told.stability(query),
+        "standing_apart": told.apart(query),
         "histogram": {"counts": [int(n) for n in counts], "edges": edges} if known else None,
         "most": [_hit(told, hit) for hit in told.hits(query)],
         "least": [_hit(told, hit) for hit in told.hits(query, most=False)],

@@ -16,10 +16,11 @@ TRUST = (
     "hit with the rest of its own histogram, whose bars grow with the logarithm of what they "
     "count.",
 )
-BEFOREHAND = (
-    "“Far above the rest” is said where the first hit is at least {0:g} times as many standard "
-    "deviations above the mean as {2} of the training images are at most; “above the rest” from "
-    "{1:g} times on. These are words for a picture, not tests."
+APART = (
+    "Hits “stand apart” where the step from the last of them to the next is larger than chance "
+    "makes among the best of many scores, at 5 % for each generated image: of twenty images for "
+    "which nothing stands apart, about one looks as if something did. It is taken that the tail of "
+    "the scores falls off exponentially, and it takes five hits or more to tell."
 )
 STABLE = (
     "A score is a mean over draws of noise. The even and the odd draws alone would have given tops "
