@@ -100,6 +100,14 @@ def run_demo(out: Path, seed: int, page: bool) -> None:
         ],
         kin,
     )
+    kept.hits.report(
+        out / "report.html",
+        run.pictures,
+        images.clamp(-1, 1),  # as they were written, and attributed
+        group="artist",
+        title="Which training stamps made these?",
+        model=run.subject.denoiser,
+    )
     about = {
         "image": case.image,
         "generated_from": {"motif": MOTIF, "seeds": list(seeds)},
@@ -120,6 +128,7 @@ def run_demo(out: Path, seed: int, page: bool) -> None:
     console.print()
     for name, words in (
         ("attribution.png", "the story in one picture"),
+        ("report.html", f"all {COUNT} stamps, what was found for each, and totals by artist"),
         ("demo.json", "the same in numbers"),
         ("generated", "the generated stamps"),
     ):

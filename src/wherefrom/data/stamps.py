@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +126,17 @@ def stamps(labels: bool = True, seed: int = 0) -> Stamps:
     50 near-copies of one star. The motif is an int64 label unless labels=False.
     """
     flag("labels", labels)
-    random = Random(whole("seed", seed))
+    pictures, motifs, artists, palettes = _all(whole("seed", seed))
+    names = list(MOTIFS)
+    labelled = torch.tensor([names.index(motif) for motif in motifs]) if labels else None
+    columns = {"artist": list(artists), "colours": list(palettes)}
+    return Stamps(torch.from_numpy(np.stack(pictures)), labelled, columns)
+
+
+@lru_cache(maxsize=1)
+def _all(seed: int) -> tuple[tuple[Any, ...], ...]:
+    """Pictures, motifs, artists and the names of their colours."""
+    random = Random(seed)
     drawn: list[tuple[NDArray[np.uint8], str, str, str]] = []
     for motif in MOTIFS:
         for artist, how in ARTISTS.items():
@@ -138,11 +150,7 @@ def stamps(labels: bool = True, seed: int = 0) -> Stamps:
         drawn.append((picture, "star", COPIED, "midnight"))
     # they are mixed: what stands together in the set says nothing
     order = sorted(range(len(drawn)), key=[random.random() for _ in drawn].__getitem__)
-    pictures, motifs, artists, palettes = zip(*(drawn[place] for place in order), strict=True)
-    columns = {"artist": list(artists), "colours": list(palettes)}
-    names = list(MOTIFS)
-    labelled = torch.tensor([names.index(motif) for motif in motifs]) if labels else None
-    return Stamps(torch.from_numpy(np.stack(pictures)), labelled, columns)
+    return tuple(zip(*(drawn[place] for place in order), strict=True))
 
 
 def _drawn(
