@@ -93,10 +93,13 @@ def run_demo(out: Path, seed: int, page: bool) -> None:
         f"Which of {len(dataset):,} training stamps made this one?",
         f"the {REMOVED} found for it: {case.shown}",
         torch.stack([dataset[index][0] for index in case.found]),
+        "Was it these? Train again without them, and start from the same noise",
         [
-            Again(f"on all {len(dataset):,} stamps", images[order], ""),
-            Again(f"without the\n{REMOVED} found", without_found[order], _outcome(found_at)),
-            Again(f"without\n{REMOVED} others", without_others[order], _outcome(others_at)),
+            Again(f"trained on\nall {len(dataset):,}", images[order], ""),
+            Again(
+                f"trained without\nthe {REMOVED} found", without_found[order], _outcome(found_at)
+            ),
+            Again(f"trained without\n{REMOVED} others", without_others[order], _outcome(others_at)),
         ],
         kin,
     )
@@ -233,7 +236,7 @@ def _fate(alike: float) -> str:
 
 
 def _outcome(alike: float) -> str:
-    return f"{_fate(alike)} ({alike:.2f})"
+    return f"it {_fate(alike)}"
 
 
 def _held(found_at: float, others_at: float) -> bool:

@@ -14,8 +14,9 @@ from ..errors import need
 from .figures import show, write
 
 _BLUE, _GREY = "tab:blue", "0.45"
-_WIDE, _MARGIN, _GAP = 11.4, 0.35, 0.09  # inches, as all that follows
+_WIDE, _MARGIN, _GAP = 11.7, 0.35, 0.09  # inches, as all that follows
 _LARGE, _SMALL, _CASE = 1.9, 0.86, 1.2
+_BETWEEN = 0.33  # lines of images, for words
 _LEFT = 2.9  # where what was found begins, and the images of a retrained network
 _ACROSS = 9  # found images in a line
 
@@ -33,11 +34,12 @@ def story(
     title: str,
     heading: str,
     found: Tensor,
+    asked: str,
     networks: Sequence[Again],
     kin: int,
 ) -> None:
     """Draw it: the first image of the first network, an arrow, what was `found` for it [k, C, H, W]
-    under a heading; below it a line of images for each network.
+    under a heading; below it, under what is `asked`, a line of images for each network.
 
     `kin`: how many of the images after the first come from the same training images.
     """
@@ -46,8 +48,8 @@ def story(
     from matplotlib.figure import Figure
 
     top = 1.0  # inches down to the first image
-    lines = top + _LARGE + 1.15  # down to the first network's
-    high = lines + len(networks) * (_CASE + 0.42) + 0.1
+    lines = top + _LARGE + 1.05  # down to the first network's
+    high = lines + len(networks) * (_CASE + _BETWEEN)
     figure = Figure(figsize=(_WIDE, high))
     FigureCanvasAgg(figure)
 
@@ -75,18 +77,18 @@ def story(
     count = min(len(networks[0].images) - 1, room)
     kin = min(kin, count)
     lefts = [others + place * (_SMALL + _GAP) + 0.25 * (place >= kin) for place in range(count)]
-    words("Trained again, the same noise", _MARGIN, lines - 0.45, fontsize=14, weight="bold")
+    words(asked, _MARGIN, lines - 0.45, fontsize=14, weight="bold")
     words("this image", _LEFT, lines - 0.07, fontsize=10, color=_BLUE)
     if kin:
         words("of the same sources", lefts[0], lines - 0.07, fontsize=10, color=_GREY)
     if kin < count:
         words("of other sources", lefts[kin], lines - 0.07, fontsize=10, color=_GREY)
     for line, network in enumerate(networks):
-        down = lines + line * (_CASE + 0.42)
-        words(network.trained, _MARGIN, down + _CASE / 2, fontsize=12, va="center")
+        down = lines + line * (_CASE + _BETWEEN)
+        words(network.trained, _MARGIN, down + _CASE / 2, fontsize=13, va="center")
         _framed(image(network.images[0], _LEFT, down, _CASE))
         middle = _LEFT + _CASE / 2
-        words(network.outcome, middle, down + _CASE + 0.06, fontsize=9, ha="center", va="top")
+        words(network.outcome, middle, down + _CASE + 0.05, fontsize=11, ha="center", va="top")
         for left, x in zip(lefts, network.images[1:], strict=False):
             image(x, left, down + (_CASE - _SMALL) / 2, _SMALL)
     write(figure, path)
