@@ -93,7 +93,7 @@ def _stamps() -> DiT:
         classes=6,
         # noise levels at which shapes and colours are decided, more often than fine grain, and
         # none that a short training never sees
-        process=EDM(sigma_max=20.0, p_mean=-0.4, p_std=1.2),
+        process=EDM(sigma_max=20.0, p_mean=-0.6, p_std=1.0),
         dropout=0.0,
         null_rate=0.0,
         **small,
