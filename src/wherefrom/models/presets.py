@@ -101,8 +101,8 @@ def _stamps() -> DiT:
     )
     # a class is heard late beside the noise level unless it speaks up
     with torch.no_grad():
-        for layer in (network.embed_cond[0], network.embed_cond[3]):
-            layer.weight.mul_(4)
+        for place in (0, 3):
+            network.get_parameter(f"embed_cond.{place}.weight").mul_(4)
     return network
 
 

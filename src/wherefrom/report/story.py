@@ -69,8 +69,8 @@ def story(
     _arrow(figure, (_MARGIN + _LARGE + 0.1) / _WIDE, _LEFT / _WIDE, 1 - (top + _LARGE / 2) / high)
     words(heading, _LEFT, top - 0.07, fontsize=12)
     for place, x in enumerate(found[: 2 * _ACROSS]):
-        down, across = divmod(place, _ACROSS)
-        image(x, _LEFT + across * (_SMALL + _GAP), top + down * (_LARGE - _SMALL), _SMALL)
+        row, column = divmod(place, _ACROSS)
+        image(x, _LEFT + column * (_SMALL + _GAP), top + row * (_LARGE - _SMALL), _SMALL)
 
     others = _LEFT + _CASE + 0.3
     room = int((_WIDE - _MARGIN - others - 0.25 + _GAP) / (_SMALL + _GAP))
