@@ -80,7 +80,7 @@ def test_an_attribution_is_a_table_with_names_and_standings(world: Path) -> None
     rows = [line.split() for line in result.stdout.splitlines() if ".png" in line and "sd" in line]
     assert [row[0] for row in rows] == ["1", "2", "3", "4"]
     assert all(row[1] == "digit" and row[-1] == "sd" for row in rows)
-    assert "kept in" in result.stdout
+    assert "report.html" in result.stdout
 
 
 def test_json_is_all_that_stands_on_stdout(world: Path) -> None:
@@ -91,7 +91,7 @@ def test_json_is_all_that_stands_on_stdout(world: Path) -> None:
     assert best["rank"] == 1
     assert (world / "pictures" / best["name"]).is_file()
     assert best["score"] >= said["queries"][0]["most_influential"][1]["score"]
-    assert Path(said["kept"]).is_dir()
+    assert "<html" in Path(said["report"]).read_text()
     exact = asked("attribute", world / "run", world / IMAGE, "--json", "--exact", 0.2, "--top-k", 2)
     hit = json.loads(exact.stdout)["queries"][0]["most_influential"][0]
     assert hit["standardised"] is None  # JSON has no NaN
@@ -124,6 +124,22 @@ def test_info_says_what_is_done_and_computes_nothing(world: Path, tmp_path: Path
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.toml"]
 
 
+def test_a_report_is_written_of_what_is_kept_and_trains_nothing(
+    world: Path, tmp_path: Path
+) -> None:
+    run = begun(tmp_path / "run", world / "pictures")
+    assert "has attributed nothing yet" in refused("report", run)
+    made = json.loads(asked("attribute", run, world / IMAGE, "--json").stdout)["report"]
+    Path(made).unlink()
+    result = asked("report", run)
+    assert result.stdout.split() == [made]
+    assert "<html" in Path(made).read_text()
+    text = (run / "run.toml").read_text()
+    (run / "run.toml").write_text(text.replace("steps = 4 ", "steps = 5 "))
+    assert "run.toml in" in refused("report", run)
+    assert len(list(run.glob("training-*"))) == 1
+
+
 def test_progress_is_told_unless_it_is_quiet(world: Path, tmp_path: Path) -> None:
     begun(tmp_path / "a", world / "pictures")
     result = asked("train", tmp_path / "a")
@@ -135,11 +151,12 @@ def test_progress_is_told_unless_it_is_quiet(world: Path, tmp_path: Path) -> Non
     assert "is trained" in result.stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [command.callback.__name__ for command in app.registered_commands])
 def test_every_help_has_an_example(verb: str) -> None:
     result = asked(verb, "--help")
     assert result.exit_code == 0
-    assert f"Example: wherefrom {verb} my-run" in " ".join(result.stdout.split())
+    assert f"Example: wherefrom {verb} " in " ".join(result.stdout.split())
+    assert {*VERBS} <= {command.callback.__name__ for command in app.registered_commands}
 
 
 def test_completion_can_be_installed() -> None:

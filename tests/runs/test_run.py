@@ -247,6 +247,25 @@ def test_a_stage_that_failed_goes_on_and_says_so(
     assert Run.open(run, "cpu").info()["missing"] == []
 
 
+def test_two_at_the_same_stage_do_not_get_in_each_other_s_way(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(run, "dim = 64", "dim = 32")
+    real = VectorStore._fill
+
+    def meanwhile(*given: object) -> None:
+        with pytest.raises(wherefrom.WherefromError, match="somebody else is at work in"):
+            told(run)
+        real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(VectorStore, "_fill", meanwhile)
+    assert len(told(run)) == 2
+
+
+def test_a_run_is_known_by_its_file_too(run: Path) -> None:
+    assert Run.open(run / "run.toml", "cpu").folder == run
+
+
 def test_damage_is_said_with_the_way_out(run: Path) -> None:
     note = run / folders(run, "index")[0] / "stage.json"
     note.write_text("{}")

@@ -52,11 +52,11 @@ def spread_drawn(spread: Spread, marks: Sequence[float], words: str) -> Html:
 
 def share_drawn(group: Group, top: float) -> Html:
     """A bar as long as a group's share, its interval, and a mark at its share of the training set;
-    `top`: the share that takes the whole width.
+    `top`: the share that takes the whole width, beyond which nothing is drawn.
     """
 
     def at(share: float) -> float:
-        return round(_WIDE * share / top, 1)
+        return round(_WIDE * min(1.0, share / top), 1)
 
     line = {"vector_effect": "non-scaling-stroke"}
     return tag(

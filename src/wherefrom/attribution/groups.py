@@ -67,8 +67,8 @@ def totals(values: Sequence[str], hits: Tensor) -> list[Group]:
     """The groups of a column [N] among hits [Q, k], those with most hits first.
 
     Intervals are of 95 %, by drawing again: queries with replacement, and of each its hits with
-    replacement, 2,000 times and from one seed. A group with none of n hits has an interval up to
-    3 / n, one with all of them down from 1 - 3 / n. Groups beyond the first twelve are one.
+    replacement, 2,000 times and from one seed. Of n queries, a group with no hit has an interval up
+    to 3 / n, one with every hit down from 1 - 3 / n. Groups beyond the first twelve are one.
     """
     rows = [[values[index] for index in row] for row in hits.tolist()]
     every, among = Counter(values), Counter(value for row in rows for value in row)
@@ -82,9 +82,10 @@ def totals(values: Sequence[str], hits: Tensor) -> list[Group]:
         members = [value for value in order if number[value] == place]
         mine = sum(among[value] for value in members)
         size = sum(every[value] for value in members)
-        # drawing again finds nothing new where all hits are alike
-        least = 3 / codes.numel() if mine == 0 else 0.0
-        most = 1 - 3 / codes.numel() if mine == codes.numel() else 1.0
+        # drawing again finds nothing new where all hits are alike; those of one query are not
+        # independent, so that queries count
+        least = 3 / len(codes) if mine == 0 else 0.0
+        most = 1 - 3 / len(codes) if mine == codes.numel() else 1.0
         found.append(
             Group(
                 members[0] if len(members) == 1 else None,

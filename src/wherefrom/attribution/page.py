@@ -20,7 +20,7 @@ from .markup import Html, tag
 from .style import STYLE
 from .thumbs import data_uri
 from .told import Hit, Spread, Told
-from .words import APART, STABLE, TRUST, UNKNOWN
+from .words import ALIKE, APART, STABLE, TRUST, UNKNOWN
 
 _SAFE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _QUERY, _MOST, _LEAST, _GLANCE = 464, 224, 144, 96  # pixels of a picture's longer side
@@ -173,11 +173,10 @@ class Page:
         bar = tag("span", tag("span", style=f"width:{100 * share:.0f}%"), class_="bar")
         name, words = self.pictures.name(hit.index), self.told.words(hit.index)
         about = [f"no. {hit.index}" if name == str(hit.index) else name]
-        about += [
-            self.pictures.columns[column][hit.index]
-            for column in self.columns
-            if hit.most and self.pictures.columns[column][hit.index] not in ("", words)
-        ]
+        for column in self.columns if hit.most else ():
+            value = self.pictures.columns[column][hit.index]
+            if value not in ("", words):
+                about.append(value if any(map(str.isalpha, value)) else f"{column} {value}")
         place = None if math.isnan(hit.percentile) else f"percentile {_place(hit.percentile)}"
         numbers = [f"score {hit.score:.3g}", place]
         caption = tag(
@@ -208,20 +207,24 @@ class Page:
     def _says(self, query: int) -> Iterator[object]:
         spread, best = self.told.spread(query), self.told.hits(query)[0]
         if spread is None:
-            yield UNKNOWN
+            yield UNKNOWN if math.isnan(best.standardised) else ALIKE
             return
         yield "The first hit scores "
         yield tag("b", f"{best.standardised:.1f} standard deviations")
         yield (
             f" above the mean of all {spread.total:,} training images. "
             f"{_percent(100 * self._rest)} of them are below {spread.below(self._rest):.1f}."
+            if self._rest >= 0.5
+            else f" above the mean of all {spread.total:,} training images."
         )
 
     def _stability(self, query: int) -> str:
         share, k = self.told.stability(query), self.told.top_k
         if math.isnan(share):
             return "How stable this top is was not measured."
-        return f"{round(share * k)} of the top {k} are the same in both halves of the draws."
+        same = round(share * k)
+        says = f"{same} of the top {k} {_are(same)} the same in both halves of the draws"
+        return f"{says}." if share >= 0.5 else f"Only {says}: more draws may change the order."
 
     def _spread(self, query: int) -> Html | None:
         spread = self.told.spread(query)
@@ -249,12 +252,12 @@ class Page:
     def _groups(self) -> Html:
         told = self.told
         how = (
-            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The "
-            "upright mark is the group's share of the training set: hits drawn blindly would fall there. "
+            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The upright "
+            "mark is the group's share of the training set: hits drawn blindly would fall there. "
             "The thin line is an interval of 95 %, found by drawing queries again with "
             f"replacement, and of each its hits, {RESAMPLES:,} times from seed 0; a group with "
-            "none or all of n hits gets 3 / n of room. Of twenty groups that do not matter, one "
-            "looks as if it did."
+            "none or all of the hits of n images gets 3 / n of room. Of twenty groups that do not "
+            "matter, one looks as if it did."
         )
         tables = [self._table(name) for name in self.columns]
         return tag(
@@ -267,7 +270,7 @@ class Page:
 
     def _table(self, name: str) -> Html:
         found = totals(self.pictures.columns[name], self.told.ends.indices)
-        top = max(max(group.high, group.training) for group in found)
+        top = max(max(group.high if group.hits else 0, group.training) for group in found)
         head = [("Group", None), ("Hits", "n"), ("Drawn", None), ("Share of the hits", "n")]
         head += [("Of the training set", "n"), ("Against its share", None)]
         return tag(
@@ -342,6 +345,10 @@ def _row(group: Group, top: float) -> Html:
         tag("td", _percent(100 * group.training), class_="n"),
         tag("td", f"{times}, {verdict}"),
     )
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _standing(hit: Hit) -> str:

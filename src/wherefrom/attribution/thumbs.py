@@ -11,7 +11,8 @@ from typing import Any
 from ..errors import need
 
 _SMALL = 64  # pixels up to which a picture is kept as it is, dot for dot
-_QUALITIES = (88, 78, 66, 50)
+_FINE, _COARSE = 88, 66  # of JPEG: of most pictures, and of those that take more room
+_LEAST = 48  # pixels that are left of any
 
 
 def data_uri(image: Any, side: int, most: int) -> str:
@@ -27,15 +28,12 @@ def encoded(image: Any, side: int, most: int) -> tuple[str, bytes]:
     image = pil.frombytes(image.mode, image.size, image.tobytes())
     if max(image.size) <= _SMALL:
         return "png", _saved(image, "PNG")
-    while True:
-        smaller = fitted(image, side)
-        for quality in _QUALITIES:
-            content = _saved(smaller, "JPEG", quality=quality)
-            if len(content) <= most:
-                return "jpeg", content
-        if side <= 48:
-            return "jpeg", content
-        side = side * 3 // 4
+    content = _saved(fitted(image, side), "JPEG", quality=_FINE)
+    while len(content) > most and side > _LEAST:
+        content = _saved(fitted(image, side), "JPEG", quality=_COARSE)
+        if len(content) > most:  # bytes are about as many as pixels
+            side = max(_LEAST, min(side - 1, int(0.97 * side * (most / len(content)) ** 0.5)))
+    return "jpeg", content
 
 
 def fitted(image: Any, side: int, grow: bool = False) -> Any:

@@ -22,6 +22,17 @@ from .apart import standing_apart
 from .ends import Ends
 from .pictures import Metadata, Pictures
 
+_NUMBERS = (
+    "query",
+    "influence",
+    "rank",
+    "index",
+    "score",
+    "standardised",
+    "percentile",
+    "stability",
+)
+_WORDS = ("name", "caption")
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four are the wide ones
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
@@ -128,14 +139,6 @@ class Told:
         at = [best.standardised + (edge - best.score) / deviation for edge in edges]
         return Spread([int(count) for count in counts[:used]], at)
 
-    def described(self, index: int) -> dict[str, str]:
-        """What is known of an item: its name, its caption, then every column."""
-        if self.pictures is None:
-            return {}
-        columns = {name: values[index] for name, values in self.pictures.columns.items()}
-        caption = self.pictures.caption(index) or ""
-        return {"name": self.pictures.name(index), "caption": caption, **columns}
-
     def words(self, index: int) -> str:
         """An item in words: its caption, or its label, or its name."""
         if self.pictures is None:
@@ -173,17 +176,22 @@ def _of(given: Any, metadata: Metadata | None, generated: bool = False) -> Pictu
 
 def save_csv(path: str | os.PathLike[str], told: Told) -> None:
     """Write a row for each hit."""
-    numbers = ["query", "influence", "rank", "index", "score", "standardised", "percentile"]
-    known = [] if told.pictures is None else ["name", "caption", *told.pictures.columns]
+    columns = {} if told.pictures is None else told.pictures.columns
+    ours = _NUMBERS if told.pictures is None else (*_NUMBERS, *_WORDS)
+    # a column of the same name as one of ours is told from it
+    theirs = [f"{name} (metadata)" if name in ours else name for name in columns]
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow([*numbers, "stability", *map(_harmless, known)])
+    writer.writerow([*ours, *map(_harmless, theirs)])
     for hit in told.every_hit():
         side = "most" if hit.most else "least"
         row = [hit.query, side, hit.rank, hit.index, hit.score, hit.standardised, hit.percentile]
-        described = told.described(hit.index)
+        words = [values[hit.index] for values in columns.values()]
+        if told.pictures is not None:
+            caption = told.pictures.caption(hit.index) or ""
+            words = [told.pictures.name(hit.index), caption, *words]
         cells = [_cell(value) for value in [*row, told.stability(hit.query)]]
-        writer.writerow([*cells, *(_harmless(described[name]) for name in known)])
+        writer.writerow([*cells, *map(_harmless, words)])
     save_bytes(path, text.getvalue().encode("utf-8-sig", "replace"))
 
 

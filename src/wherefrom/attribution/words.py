@@ -27,6 +27,7 @@ STABLE = (
     "that share {0} of their images, in the median over the generated images. That tells noise of "
     "the measurement from its result; a model trained again with another seed may differ by more."
 )
+ALIKE = "All training images score the same: nothing was found."
 UNKNOWN = (
     "Not every training image was scored exactly, so it is not known how far above the rest these "
     "hits are."

@@ -45,6 +45,7 @@ app = typer.Typer(
     help="Which training images made this generated image?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 
@@ -89,6 +90,8 @@ def demo(
 ) -> None:
     """Train a small diffusion model on stamps, generate twelve, find the training stamps behind one
     of them, and train again without these.
+
+    Example: wherefrom demo --out my-demo
     """
     known = {
         command.name or getattr(command.callback, "__name__", "")
@@ -123,6 +126,8 @@ def evaluate(
 ) -> None:
     """Remove what each method found, retrain, regenerate from the same noise, and see whether the
     images change.
+
+    Example: wherefrom evaluate digits --out my-evaluation --seeds 2
     """
     one = changed(name, fractions=fraction, metrics=metric, coupled=coupled, images=images)
     run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
@@ -146,6 +151,8 @@ def lds(
 ) -> None:
     """Train on random halves of the data, and see whether each method's scores predict the losses:
     the linear datamodelling score.
+
+    Example: wherefrom lds digits --out my-evaluation --subsets 16
     """
     one = changed(name, coupled=coupled, images=images)
     run_lds(one, out, data, counted(seeds, first_seed), method, subsets)

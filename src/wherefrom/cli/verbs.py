@@ -42,7 +42,7 @@ class Opened(NamedTuple):
 @contextmanager
 def opened(folder: Path, device: str | None, quiet: bool) -> Iterator[Opened]:
     """A run, whose stages are told of unless it is quiet."""
-    from ..runs.run import Run
+    from ..runs import Run
 
     started = time.monotonic()
     with talking(quiet) as told:
@@ -255,17 +255,17 @@ def attribute(
     """
     if top_k is not None:
         whole("--top-k", top_k, 1)
-    with opened(run, device, quiet or json_) as here:
+    with opened(run, device, quiet) as here:
         kept = here.run.attribute(images, _condition(class_, prompt), method, top_k, exact)
         pictures, about = here.run.pictures, kept.hits.about
         rows, taken = kept.described(pictures), here.seconds
         if json_:
             how = {"run": str(run), "method": about.get("method"), "seconds": round(taken, 2)}
-            show_json({**how, "kept": str(kept.folder), "queries": rows})
+            show_json({**how, "report": str(kept.page), "queries": rows})
             return
         for row in rows:
             _show_hits(row, str(about.get("method")))
-        show(f"kept in {kept.folder} ({clock(taken)})")
+        show(f"the same with pictures: {kept.page} ({clock(taken)})")
 
 
 def _show_hits(row: dict[str, Any], method: str) -> None:
@@ -314,7 +314,7 @@ def info(run: RUN, json_: Json = False) -> None:
             clock(one["seconds"]),
             shown(one["bytes"]),
             one["folder"],
-            "" if one["newest"] else "of other settings: may be deleted",
+            "" if one["last_used"] else "of other settings",
         ]
         for one in said["stages"]
     ]
@@ -323,7 +323,7 @@ def info(run: RUN, json_: Json = False) -> None:
     missing = said["missing"]
     if missing:
         show(f"not done yet: {', '.join(missing)}")
-    show(f"{said['generated']} generated images, {said['attributions']} attributions")
+    show(f"generated images: {said['generated']}, attributions: {said['attributions']}")
 
 
 def report_run(run: Path, names: list[str] | None) -> None:

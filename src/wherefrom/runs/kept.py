@@ -102,6 +102,11 @@ class Kept:
         """The pictures that were asked about."""
         return [self.folder / f"query-{place}.png" for place in range(len(self.files))]
 
+    @property
+    def page(self) -> Path:
+        """What people read."""
+        return self.folder / "report.html"
+
     @classmethod
     def claim(cls, place: Path, queries: Sequence[Query], identity: Mapping[str, Any]) -> Artefact:
         """Where an attribution of these queries is kept: empty, or the one that was made before."""

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -57,6 +58,7 @@ class Run:
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
         """
         place = Path(folder)
+        place = place.parent if place.name == NAME else place
         if not exists(place):
             raise WherefromError(f"there is no run {place}: make one with `wherefrom init {place}`")
         if not place.is_dir() or not exists(place / NAME):
@@ -283,7 +285,10 @@ class Run:
             else:
                 hits = found.search(items, top_k, exact=exact, dataset=dataset, tid=self.fit())
             Kept.keep(kept, hits, queries, top_k, self.subject.parts["the set of training images"])
-        return Kept.open(kept)
+        mine = replace(Kept.open(kept), files=[query.file for query in queries])
+        if not exists(mine.page):
+            self._write_page(mine)
+        return mine
 
     def kept(self, names: Sequence[str] | None = None) -> list[Kept]:
         """The attributions that the run keeps, all or some by name."""
@@ -310,7 +315,7 @@ class Run:
                 "bytes": sum(
                     file.stat().st_size for file in one.folder.rglob("*") if file.is_file()
                 ),
-                "newest": newest[one.name] == one.folder,
+                "last_used": newest[one.name] == one.folder,
             }
             for one in made
         ]
@@ -338,7 +343,20 @@ class Run:
             raise WherefromError(
                 f"{self.folder} has attributed nothing yet: wherefrom attribute {self.folder} IMAGE"
             )
-        raise NotImplementedError
+        self.stages.idle = True
+        for one in found:
+            if one.data != self.subject.parts["the set of training images"]:
+                raise WherefromError(
+                    f"the attribution {one.name} is of other training images than run.toml names "
+                    "now: name others to report"
+                )
+            self._write_page(one)
+            yield one.page
+
+    def _write_page(self, kept: Kept) -> None:
+        asked = [read_query(path).image for path in kept.images]
+        pictures, denoiser = self.pictures, self.subject.denoiser
+        kept.hits.report(kept.page, pictures, asked, model=denoiser)
 
     def check_condition(self, cond: Asked) -> None:
         """Refuse, before anything long begins, a class that the run's images have not got."""

@@ -80,6 +80,7 @@ def _size(name: str, value: Any) -> Any:
     return whole(name, value, 1)
 
 
+OF = {("model", "seed"): "preset", ("model", "dtype"): "pipeline"}  # only such models have these
 _SEED = _whole(0, 2**63 - 1)
 
 
@@ -138,7 +139,7 @@ class TrainTable:
     """[train]: of a built-in network; what is not given is the preset's."""
 
     steps: int | None = _key(None, _whole(1), "of training")
-    batch_size: int | None = _key(None, _whole(1), "images a step")
+    batch_size: int | None = _key(None, _whole(1), "images a step; none: the preset's, or all")
     lr: float | None = _key(None, _number(above=0), "peak learning rate")
 
 
@@ -218,13 +219,14 @@ class Settings:
     attribute: AttributeTable = field(default_factory=AttributeTable)
 
     def given(self) -> dict[str, dict[str, Any]]:
-        """What is set, table by table, as people read it."""
-        tables = {name: dataclasses.asdict(getattr(self, name)) for name in TABLES}
-        return {
-            name: kept
-            for name, table in tables.items()
-            if (kept := {key: value for key, value in table.items() if value is not None})
-        }
+        """What holds, table by table, as people read it."""
+        kept: dict[str, dict[str, Any]] = {}
+        for name in TABLES:
+            for key, value in vars(getattr(self, name)).items():
+                owner = OF.get((name, key))
+                if value is not None and (owner is None or getattr(self.model, owner) is not None):
+                    kept.setdefault(name, {})[key] = value
+        return kept
 
 
 TABLES: dict[str, type[Any]] = {

@@ -144,7 +144,7 @@ class PipelineSpace:
             return class_number(cond, self.classes or [])
         if not isinstance(cond, str):
             raise WherefromError(
-                f"{type(self.pipe).__name__} generates from a prompt: say which with --prompt"
+                f"{type(self.pipe).__name__} generates from a prompt: say which it is"
             )
         return cond
 
@@ -199,7 +199,7 @@ def class_number(cond: Asked, classes: list[str] | None) -> int | None:
         return None
     few = ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
     if cond is None:
-        raise WherefromError(f"this model was trained with classes: say which with --class ({few})")
+        raise WherefromError(f"this model was trained with classes: say which of {few} it is")
     if isinstance(cond, str) and cond in classes:
         return classes.index(cond)
     number = int(cond) if isinstance(cond, str) and cond.isdecimal() else cond

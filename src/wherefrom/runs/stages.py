@@ -7,20 +7,22 @@ is said of it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..artefacts.files import check_folder, load_json, save_json
 from ..artefacts.identity import differing, fingerprint, plain
+from ..artefacts.lock import only_one
 from ..errors import WherefromError
 from ..running.progress import clock
 
 STAGES = ("training", "retraining", "latents", "curvature", "index", "student", "bank")
-_NOTE = "stage.json"
+_NOTE, _BUSY = "stage.json", ".stage.lock"
 _DIGITS = 8  # of a digest, in a folder's name
 
 Tell = Callable[[str], None]
@@ -38,17 +40,20 @@ class Made:
 
 
 class Stages:
-    """The stages of a run's folder; `tell` is told what begins, goes on or is over."""
+    """The stages of a run's folder; `tell` is told what begins, goes on or is over.
+
+    `idle`: what is not made is refused, in place of being made.
+    """
 
     def __init__(self, folder: Path, tell: Tell) -> None:
-        self.folder, self.tell = folder, tell
+        self.folder, self.tell, self.idle = folder, tell, False
 
     def place(self, name: str, parts: Mapping[str, Any]) -> Path:
         """The folder of a stage that depends on these parts."""
         return self.folder / f"{name}-{fingerprint(plain(parts))[:_DIGITS]}"
 
     def all(self) -> list[Made]:
-        """Every stage that was begun, the newest of each name last."""
+        """Every stage that was begun, the last used of each name last."""
         found = [_made(note.parent) for note in sorted(self.folder.glob(f"*/{_NOTE}"))]
         known = [one for one in found if one.name in STAGES]
         return sorted(known, key=lambda one: (STAGES.index(one.name), _time(one.folder)))
@@ -58,7 +63,7 @@ class Stages:
         folder = self.place(name, parts)
         return (folder / _NOTE).is_file() and _made(folder).finished
 
-    @contextmanager
+    @contextlib.contextmanager
     def working(self, name: str, parts: Mapping[str, Any], words: str) -> Iterator[Path]:
         """Around a stage's work in its folder, which is yielded; nothing is said of one that is
         finished.
@@ -69,21 +74,35 @@ class Stages:
         folder, parts = self.place(name, parts), plain(parts)
         before = _made(folder) if (folder / _NOTE).is_file() else None
         if before is not None and before.finished:
+            with contextlib.suppress(OSError):
+                os.utime(folder / _NOTE)  # the last that was used is the one to compare with
             yield folder
             return
+        if self.idle:
+            raise WherefromError(
+                f"run.toml in {self.folder} has changed since, and {words} would come first: run "
+                f"`wherefrom attribute {self.folder} IMAGE` again, or change it back"
+            )
         check_folder(folder)
-        self.tell(self._begins(name, parts, words, before))
-        spent, started = 0.0 if before is None else before.seconds, time.monotonic()
-        note = {"stage": name, "parts": parts, "finished": False, "seconds": spent}
-        save_json(folder / _NOTE, note)
-        try:
-            yield folder
-        except BaseException:
-            note["seconds"] = spent + time.monotonic() - started
-            _noted(folder / _NOTE, note)
-            raise
-        taken = spent + time.monotonic() - started
-        save_json(folder / _NOTE, {**note, "finished": True, "seconds": taken})
+        busy = (
+            f"somebody else is at work in {folder} just now ({words}): wait until that is done, "
+            "and run the same command again"
+        )
+        with only_one(folder / _BUSY, busy):
+            self.tell(self._begins(name, parts, words, before))
+            spent, started = 0.0 if before is None else before.seconds, time.monotonic()
+            note = {"stage": name, "parts": parts, "finished": False, "seconds": spent}
+            save_json(folder / _NOTE, note)
+            try:
+                yield folder
+            except BaseException:
+                note["seconds"] = spent + time.monotonic() - started
+                # what is on its way matters more than the time that was spent
+                with contextlib.suppress(WherefromError):
+                    save_json(folder / _NOTE, note)
+                raise
+            taken = spent + time.monotonic() - started
+            save_json(folder / _NOTE, {**note, "finished": True, "seconds": taken})
         self.tell(f"{words}: done in {clock(taken)}")
 
     def _begins(self, name: str, parts: Mapping[str, Any], words: str, before: Made | None) -> str:
@@ -94,14 +113,6 @@ class Stages:
             return words
         changed = differing(others[-1].parts, parts)
         return f"{words} anew ({changed}); what was there stays in {others[-1].folder.name}"
-
-
-def _noted(path: Path, note: Mapping[str, Any]) -> None:
-    """Keep the time that was spent, if it can be kept: what is on its way matters more."""
-    try:
-        save_json(path, note)
-    except WherefromError:
-        return
 
 
 def _made(folder: Path) -> Made:

@@ -187,6 +187,8 @@ def _trained(
     """The network, trained or, where it is there, read."""
     given = {key: value for key, value in vars(settings.train).items() if value is not None}
     how = {**one.training, **given}
+    if "batch_size" not in given:
+        how["batch_size"] = min(one.batch_size, len(dataset))
     # a short run cannot have the preset's warm-up and decay: they keep their shares of it
     share = how["steps"] / one.steps
     how |= {name: round(how[name] * share) for name in ("warmup", "decay")}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..artefacts.files import check_readable, save_bytes
 from ..errors import WherefromError
-from .settings import TABLES, Fault, Settings, tables_of
+from .settings import OF, TABLES, Fault, Settings, tables_of
 
 NAME = "run.toml"
 _HEAD = """\
@@ -23,7 +23,6 @@ _HEAD = """\
 # Relative paths count from this file's folder. A line that is changed makes anew what depends on
 # it, beside what was there. A line that begins with # shows what holds where nothing is said.
 """
-_OF = {("model", "seed"): "preset", ("model", "dtype"): "pipeline"}  # only such models have these
 _OPEN = ("train", "tid", "generate", "attribute")  # what has no default is shown, too
 
 
@@ -90,7 +89,7 @@ def written(given: Mapping[str, Mapping[str, Any]]) -> str:
             said = one.metadata["words"]
             if one.name in values:
                 lines.append(f"{one.name} = {_value(values[one.name])}  # {said}")
-            elif one.default is not None and _OF.get((table, one.name), kind) == kind:
+            elif one.default is not None and OF.get((table, one.name), kind) == kind:
                 lines.append(f"# {one.name} = {_value(one.default)}  # {said}")
             elif one.default is None and table in _OPEN:
                 lines.append(f"# {one.name} = ...  # {said}")
