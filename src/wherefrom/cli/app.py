@@ -93,11 +93,8 @@ def demo(
 
     Example: wherefrom demo --out my-demo
     """
-    known = {
-        command.name or getattr(command.callback, "__name__", "")
-        for command in app.registered_commands
-    }
-    run_demo(out, seed, page="serve" in known)
+    commands = {getattr(one.callback, "__name__", "") for one in app.registered_commands}
+    run_demo(out, seed, page="serve" in commands)
 
 
 @app.command()
