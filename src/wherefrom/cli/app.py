@@ -81,19 +81,20 @@ for _verb in (
 
 @app.command()
 def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder for the model, the images and their attribution.")
-    ] = Path("wherefrom-demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the run that it makes.")] = Path(
+        "wherefrom-demo"
+    ),
     seed: Annotated[
         int, typer.Option(help="Of the training run and of the noise the images grow from.")
     ] = 0,
 ) -> None:
-    """Train a small diffusion model on handwritten digits, generate eight images, and find the
-    training digits that made them.
+    """Train a small diffusion model on stamps, generate twelve, find the training stamps behind one
+    of them, and train again without these.
 
     Example: wherefrom demo --out my-demo
     """
-    run_demo(out, seed)
+    commands = {getattr(one.callback, "__name__", "") for one in app.registered_commands}
+    run_demo(out, seed, page="serve" in commands)
 
 
 @app.command()

@@ -12,9 +12,11 @@ from .digits import digits
 from .folder import folder
 from .hub import huggingface
 from .images import Images
+from .stamps import Stamps, stamps
 
 __all__ = [
     "Images",
+    "Stamps",
     "artbench10",
     "cached",
     "cifar10",
@@ -23,4 +25,5 @@ __all__ = [
     "embed_captions",
     "folder",
     "huggingface",
+    "stamps",
 ]

@@ -22,6 +22,7 @@ from .images import Images
 from .lazy import ImageFiles
 from .pictures import Listed, is_path
 from .sidecars import CAPTION_COLUMNS, Names, table_rows, tables_beside, text_of
+from .stamps import Stamps
 
 FILE = "file_name"
 Columns = dict[str, list[str]]
@@ -111,7 +112,9 @@ def _files(source: Any) -> _Files | None:
 
 
 def _beside(source: Any, files: _Files | None) -> Columns:
-    """The columns of the metadata files beside pictures."""
+    """The columns of the metadata files beside pictures, or of pictures that were drawn here."""
+    if isinstance(source, Stamps):
+        return dict(source.columns)
     if files is None or not isinstance(source, ImageFiles):
         return {}
     found: Columns = {}

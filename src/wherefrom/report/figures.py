@@ -15,16 +15,6 @@ from ..artefacts.files import save_bytes
 from ..errors import need
 
 
-def image_row(
-    path: str | os.PathLike[str], images: Tensor, captions: Sequence[str], title: str
-) -> None:
-    """Images [K, C, H, W] in [-1, 1] side by side, each with a caption."""
-    figure, axes = _canvas(1, len(images), title)
-    for axis, image, caption in zip(axes[0], images, captions, strict=True):
-        _show(axis, image, caption)
-    _write(figure, path)
-
-
 class Found(NamedTuple):
     """What one method found for each query."""
 
@@ -60,7 +50,7 @@ def attribution_rows(
     for line, (query, name) in zip(axes, rows, strict=True):
         found = methods[name]
         if name == next(iter(methods)):
-            _show(line[0], queries[query], "")
+            show(line[0], queries[query], "")
         line[1].text(0.9, 0.5, name, ha="right", va="center", fontsize=9)
         for place in range(k):
             for first, images, captions, standings in (
@@ -68,7 +58,7 @@ def attribution_rows(
                 (3 + k, found.least, found.captions[query][1], found.standings[1]),
             ):
                 words = standing(float(standings[query, place]))
-                _show(line[first + place], images[query, place], captions[place], words)
+                show(line[first + place], images[query, place], captions[place], words)
     for place, words in (
         (0, "generated"),
         (2, "most influential training images"),
@@ -79,50 +69,7 @@ def attribution_rows(
         )
         heading.set_in_layout(False)  # it may run over the columns to its right
     figure.supxlabel(_STANDING, fontsize=8, color="0.4")
-    _write(figure, path)
-
-
-def glance(
-    path: str | os.PathLike[str],
-    queries: Tensor,
-    most: Tensor,
-    least: Tensor,
-    standings: tuple[Tensor, Tensor],
-    title: str,
-) -> None:
-    """For each query [Q, C, H, W] in [-1, 1] one row that is understood at a glance: the image, an
-    arrow, its most influential training images [Q, k, C, H, W], and its least influential ones,
-    each over its standardised score.
-    """
-    widths = [1.15, 0.5, *[1] * most.shape[1], 0.4, *[1] * least.shape[1]]
-    figure, axes = _canvas(len(queries), len(widths), title, widths, _WITH_WORDS)
-    figure.suptitle(title, fontsize=15)
-    first, other = 2, 3 + most.shape[1]
-    rows = zip(axes, queries, most, least, *standings, strict=True)
-    for line, query, made, unlike, made_at, unlike_at in rows:
-        _show(line[0], query, "")
-        line[0].set_axis_on()
-        line[0].set(xticks=[], yticks=[])
-        for side in line[0].spines.values():
-            side.set(color="tab:blue", linewidth=2.5)
-        arrow = {"arrowstyle": "<|-", "color": "tab:blue", "linewidth": 2}
-        line[1].annotate("", (0.05, 0.5), (0.95, 0.5), xycoords="axes fraction", arrowprops=arrow)
-        for axis, image, place in zip(line[first:], made, made_at.tolist(), strict=False):
-            _show(axis, image, "", standing(place))
-        for axis, image, place in zip(line[other:], unlike, unlike_at.tolist(), strict=False):
-            _show(axis, image, "", standing(place))
-            axis.images[0].set_alpha(0.55)
-    for place, words, colour in (
-        (0, "generated", "tab:blue"),
-        (first, "training images that made it, most influential first", "0.1"),
-        (other, "least influential", "0.5"),
-    ):
-        heading = axes[0][place].annotate(
-            words, (0, 1.12), xycoords="axes fraction", fontsize=12, color=colour
-        )
-        heading.set_in_layout(False)  # it may run over the columns to its right
-    figure.supxlabel(_STANDING, fontsize=9, color="0.4")
-    _write(figure, path)
+    write(figure, path)
 
 
 def image_grid(path: str | os.PathLike[str], rows: Mapping[str, Tensor], title: str) -> None:
@@ -132,8 +79,8 @@ def image_grid(path: str | os.PathLike[str], rows: Mapping[str, Tensor], title: 
     for line, (name, images) in zip(axes, rows.items(), strict=True):
         line[0].text(1, 0.5, name, ha="right", va="center", fontsize=9)
         for axis, image in zip(line[1:], images, strict=False):
-            _show(axis, image, "")
-    _write(figure, path)
+            show(axis, image, "")
+    write(figure, path)
 
 
 def scatter(
@@ -201,7 +148,7 @@ def scatter(
             for place, box in (inside or boxes).items()
         }
         taken.append(_put(label, min(overlaps, key=overlaps.__getitem__)))
-    _write(figure, path)
+    write(figure, path)
 
 
 def _put(label: Any, place: tuple[int, int]) -> Any:
@@ -235,7 +182,8 @@ def _canvas(
     return figure, axes
 
 
-def _show(axis: Any, image: Tensor, caption: str, below: str = "") -> None:
+def show(axis: Any, image: Tensor, caption: str, below: str = "") -> None:
+    """An image [C, H, W] in [-1, 1], with words above and below it."""
     pixels = ((image.detach().cpu().float() + 1) / 2).clamp(0, 1)
     if len(pixels) == 1:
         axis.imshow(1 - pixels[0].numpy(), cmap="gray", vmin=0, vmax=1)  # ink on paper
@@ -245,7 +193,8 @@ def _show(axis: Any, image: Tensor, caption: str, below: str = "") -> None:
     axis.text(0.5, -0.05, below, transform=axis.transAxes, ha="center", va="top", fontsize=7)
 
 
-def _write(figure: Any, path: str | os.PathLike[str]) -> None:
+def write(figure: Any, path: str | os.PathLike[str]) -> None:
+    """The figure as a PNG file."""
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=120)
     save_bytes(path, png.getvalue())

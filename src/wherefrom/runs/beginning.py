@@ -47,8 +47,8 @@ def _guessed(given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """With what follows from the rest: the labels of a preset that has classes, its own data."""
     model, data = given.get("model", {}), given.setdefault("data", {})
     name = model.get("preset")
-    if name is not None and not {"images", "dataset"} & data.keys() and name == "digits":
-        data["dataset"] = "digits"
+    if name in ("digits", "stamps") and not {"images", "dataset"} & data.keys():
+        data["dataset"] = name
     if name is not None and "labels" not in data and preset(name).network().classes is not None:
         data["labels"] = True
     return given

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +96,16 @@ class Run:
                 f"the model of {self.folder} is trained already: only a preset is trained here"
             )
         _ = self.subject
+
+    def without(self, indices: Iterable[int]) -> Subject:
+        """What the run is about, its built-in network trained again without some training images:
+        the same first weights, batches and noise, so that only those images make a difference.
+        """
+        count = len(self.subject.dataset)
+        left_out = {whole("a training image", index, 0, count - 1) for index in indices}
+        if not left_out:
+            return self.subject
+        return subject(self.settings, self.folder, self.device, self.stages, sorted(left_out))
 
     @property
     def _fit_parts(self) -> dict[str, Any]:

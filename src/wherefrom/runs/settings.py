@@ -20,7 +20,7 @@ from ..tid.angle import Similarity
 
 METHODS = ("index", "tid", "tide")
 PROCESSES = ("edm", "ddpm", "v", "sample", "flow")
-DATASETS = ("digits", "cifar10")
+DATASETS = ("digits", "stamps", "cifar10")
 
 Check = Callable[[str, Any], Any]
 
@@ -125,7 +125,7 @@ class DataTable:
 
     images: str | None = _key(None, _text, "a folder of images")
     dataset: str | None = _key(None, _one_of(DATASETS), "or a known data set")
-    path: str | None = _key(None, _text, "where that data set lies; digits needs none")
+    path: str | None = _key(None, _text, "where that data set lies; digits and stamps need none")
     captions: str | None = _key(
         None, _text, "a column of metadata.csv, such a file, or one text for all; none: found"
     )
@@ -290,7 +290,7 @@ def _check_data(data: DataTable, kind: str) -> None:
     else:
         why = "a known data set has its own"
         _none(data, ("captions", "size", "channels"), "data", why)
-        if data.dataset != "digits" and data.path is None:
+        if data.dataset == "cifar10" and data.path is None:
             raise Fault(f'{data.dataset} needs its place: add path = "..."', "data", "dataset")
         if kind == "pipeline":
             raise Fault("a pipeline takes a folder: use images", "data", "dataset")

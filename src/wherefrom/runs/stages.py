@@ -21,7 +21,7 @@ from ..artefacts.lock import only_one
 from ..errors import WherefromError
 from ..running.progress import clock
 
-STAGES = ("training", "latents", "curvature", "index", "student", "bank")
+STAGES = ("training", "retraining", "latents", "curvature", "index", "student", "bank")
 _NOTE, _BUSY = "stage.json", ".stage.lock"
 _DIGITS = 8  # of a digest, in a folder's name
 

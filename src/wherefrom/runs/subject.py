@@ -7,7 +7,7 @@ where they were.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..data.fingerprint import data_fingerprint
 from ..data.folder import Folder, folder
 from ..data.items import Dataset, item_shape
 from ..data.sidecars import captions_of, metadata_columns
+from ..data.stamps import stamps
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError, whole
 from ..models.dit import DiT
@@ -71,10 +72,23 @@ class Subject:
     parts: Mapping[str, Any]
 
 
-def subject(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
-    """What a run is about, trained and encoded where it has to be; `place`: the run's folder."""
+def subject(
+    settings: Settings,
+    place: Path,
+    device: torch.device,
+    stages: Stages,
+    without: Sequence[int] = (),
+) -> Subject:
+    """What a run is about, trained and encoded where it has to be; `place`: the run's folder.
+
+    without: training images that a built-in network is trained without, all else alike.
+    """
     if settings.model.preset is not None:
-        return _of_preset(settings, place, device, stages)
+        return _of_preset(settings, place, device, stages, without)
+    if without:
+        raise WherefromError(
+            f"the model of {place} was trained elsewhere: only a preset can be trained again"
+        )
     if settings.model.factory is not None:
         return _of_factory(settings, place, device)
     return _of_pipeline(settings, place, device, stages)
@@ -97,6 +111,9 @@ def _images(data: DataTable, place: Path, size: Any, channels: int) -> tuple[Dat
     """The training images and the names of their classes, if they have any."""
     if data.dataset == "digits":
         return digits(labels=data.labels), [str(number) for number in range(10)]
+    if data.dataset == "stamps":
+        drawn = stamps(labels=data.labels)
+        return drawn, drawn.classes
     if data.dataset == "cifar10":
         assert data.path is not None
         return cifar10(below(place, data.path), labels=data.labels), _CIFAR10
@@ -112,7 +129,13 @@ def known_classes(settings: Settings, place: Path) -> list[str] | None:
     return _images(settings.data, place, None, 3)[1]
 
 
-def _of_preset(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
+def _of_preset(
+    settings: Settings,
+    place: Path,
+    device: torch.device,
+    stages: Stages,
+    without: Sequence[int],
+) -> Subject:
     assert settings.model.preset is not None
     one, data, seed = preset(settings.model.preset), settings.data, settings.model.seed
     first = one.network(seed)
@@ -124,7 +147,7 @@ def _of_preset(settings: Settings, place: Path, device: torch.device, stages: St
     dataset, names = _images(data, place, first.image_size, first.channels)
     _check_shape(dataset, (first.channels, first.image_size, first.image_size), one.name)
     _check_classes(first, names if data.labels else None, one.name)
-    network = _trained(settings, one, first.to(device), dataset, stages)
+    network = _trained(settings, one, first.to(device), dataset, stages, without)
     denoiser = Denoiser(
         network, first.process, layers=settings.model.layers, exclude=settings.model.exclude
     )
@@ -154,7 +177,12 @@ def _check_classes(network: DiT, names: list[str] | None, name: str) -> None:
 
 
 def _trained(
-    settings: Settings, one: Preset, first: DiT, dataset: Dataset, stages: Stages
+    settings: Settings,
+    one: Preset,
+    first: DiT,
+    dataset: Dataset,
+    stages: Stages,
+    without: Sequence[int],
 ) -> nn.Module:
     """The network, trained or, where it is there, read."""
     given = {key: value for key, value in vars(settings.train).items() if value is not None}
@@ -167,8 +195,12 @@ def _trained(
     seed = settings.model.seed
     parts = {"preset": one.name, "seed": seed, **how}
     parts |= {"the set of training images": data_fingerprint(dataset)}
-    words = f"training the network ({how['steps']:,} steps on {len(dataset):,} images)"
-    with stages.working("training", parts, words) as place:
+    used = len(dataset) - len(without)
+    words = f"training the network ({how['steps']:,} steps on {used:,} images)"
+    if without:
+        parts["without"] = fingerprint(list(without))
+        how["keep"] = sorted(set(range(len(dataset))) - set(without))
+    with stages.working("retraining" if without else "training", parts, words) as place:
         kept = Artefact.claim(place / "network", "network", {"parts": fingerprint(parts)})
         if not there(place / "network"):
             network = one.train(dataset, place / "training", seed, network=first, **how)
