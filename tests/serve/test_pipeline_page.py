@@ -1,4 +1,4 @@
-"""Claims about the page of a diffusers pipeline: captions, latents and the pipeline's own sampler."""
+"""Claims about the page of a diffusers pipeline: captions, latents, its own sampler."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from pipelines import pipeline
 from small_page import as_file, client, events, generated
 
 import wherefrom
+from pipelines import pipeline
 from wherefrom.attribution.pictures import Pictures
 from wherefrom.runs.bench import Bench
 from wherefrom.runs.space import PipelineSpace
