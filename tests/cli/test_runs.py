@@ -25,7 +25,19 @@ from wherefrom.artefacts import files
 from wherefrom.artefacts.artefact import Artefact, there
 from wherefrom.cli.app import app
 
-VERBS = ["init", "train", "generate", "fit", "index", "distill", "attribute", "report", "info"]
+VERBS = [
+    "init",
+    "plan",
+    "train",
+    "generate",
+    "fit",
+    "index",
+    "distill",
+    "attribute",
+    "serve",
+    "report",
+    "info",
+]
 
 
 def asked(*arguments: object) -> Any:

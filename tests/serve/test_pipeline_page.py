@@ -1,4 +1,4 @@
-"""Claims about the page of a diffusers pipeline: captions, latents and its own sampler."""
+"""Claims about the page of a diffusers pipeline: captions, latents, its own sampler."""
 
 from __future__ import annotations
 

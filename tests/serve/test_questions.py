@@ -146,6 +146,8 @@ def test_the_report_of_a_query_is_a_file_of_its_sources(
         assert report.text.lstrip().lower().startswith("<!doctype html>")
         assert "small: seed 6" in report.text
         assert "<script>window.hurt" not in report.text
+        named = searched(page, run, name=HOSTILE)
+        assert "<script>window.hurt" not in page.get(f"/api/queries/{named['id']}/report").text
         assert page.get(f"{address}/report", params={"exact": True}).status_code == 409
         settled = page.post(f"{address}/settle", json={}).json()
         assert list(events(page, settled["events"]))[-1]["kind"] == "done"

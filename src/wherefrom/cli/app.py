@@ -67,16 +67,17 @@ def options(
 RUNS = "On a run folder"  # as the help calls these commands
 for _verb in (
     verbs.init,
+    verbs.plan,
     verbs.train,
     verbs.generate,
     verbs.fit,
     verbs.index,
     verbs.distill,
     verbs.attribute,
+    verbs.serve,
     verbs.info,
 ):
     app.command(rich_help_panel=RUNS)(_verb)
-# `plan` and `serve`, which work on a run folder too, are bound here
 
 
 @app.command()

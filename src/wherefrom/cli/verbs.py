@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ..errors import WherefromError, whole
+from ..errors import WherefromError, need, number, whole
 from ..running.memory import shown
 from ..running.progress import clock
 from .talk import show, show_json, show_table, talking
@@ -291,7 +291,56 @@ def _show_hits(row: dict[str, Any], method: str) -> None:
     show_table(title, columns, lines)
 
 
+def serve(
+    run: RUN,
+    method: Annotated[
+        str | None, typer.Option(help="index or tide; none: what run.toml says.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Beyond this machine a token is asked for.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Open a page in the browser: generate or drop in an image, and see its sources. Whatever is
+    missing before that is done first. Ctrl-C ends it.
+
+    Example: wherefrom serve my-run
+    """
+    need("fastapi", "serve")
+    need("uvicorn", "serve")
+    from ..serve import serve as serving
+
+    with opened(run, device, quiet) as here:
+        bench = here.run.bench(method)
+    serving(bench, run / "page", host, port)
+
+
 # --- looking --------------------------------------------------------------------------------------
+
+
+def plan(
+    run: RUN,
+    minutes: Annotated[
+        float | None, typer.Option(help="That all stages may take: what would fit is said.")
+    ] = None,
+    calibrate: Annotated[
+        float, typer.Option(help="Seconds of measuring, about; 0: no times.")
+    ] = 10.0,
+    json_: Json = False,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Say what every stage of a run will take, before any runs: passes, FLOPs, time on this
+    machine, memory, disk; and what would fit if it does not.
+
+    Example: wherefrom plan my-run
+    """
+    with opened(run, device, quiet or json_) as here:
+        seconds = None if minutes is None else 60 * number("--minutes", minutes, above=0)
+        made = here.run.plan(number("--calibrate", calibrate, least=0), seconds)
+    show_json(json.loads(made.to_json())) if json_ else show(str(made))
 
 
 def info(run: RUN, json_: Json = False) -> None:

@@ -21,10 +21,12 @@ from ..artefacts.identity import fingerprint, plain
 from ..attribution.pictures import Pictures
 from ..diffusion.draws import Draws
 from ..errors import WherefromError, number, whole
+from ..planning import Plan
 from ..tid.index import Index
 from ..tid.teacher import TID
 from ..tide.bank import Bank
 from ..tide.student import TIDE
+from .ahead import planned
 from .bench import Bench
 from .kept import Kept, read_query, save_picture
 from .settings import METHODS, Settings
@@ -86,6 +88,14 @@ class Run:
         """That images are compared on."""
         table, about = self.settings.draws, self.subject
         return Draws(about.denoiser.process, about.shape, table.count, table.seed)
+
+    def plan(self, calibrate: float = 10.0, seconds: float | None = None) -> Plan:
+        """What every stage will take, on this device; nothing is made.
+
+        calibrate: seconds of measuring, about; 0: none, and no times.
+        seconds: that all stages together may take; None: any.
+        """
+        return planned(self.settings, self.folder, self.device, self.stages, calibrate, seconds)
 
     # --- stages ---------------------------------------------------------------------------------
 

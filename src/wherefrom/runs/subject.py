@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..adapters.model import from_pipeline
+from ..adapters.model import Model, from_pipeline
 from ..artefacts.artefact import Artefact, there
 from ..artefacts.identity import fingerprint
 from ..data.cifar import cifar10
@@ -136,9 +136,19 @@ def _of_preset(
     stages: Stages,
     without: Sequence[int],
 ) -> Subject:
+    one, first, dataset, names = untrained(settings, place)
+    network = _trained(settings, one, first.to(device), dataset, stages, without)
+    denoiser = Denoiser(
+        network, first.process, layers=settings.model.layers, exclude=settings.model.exclude
+    )
+    return _of_pixels(settings, denoiser, dataset, names, one)
+
+
+def untrained(settings: Settings, place: Path) -> tuple[Preset, DiT, Dataset, list[str]]:
+    """A built-in network that fits the training images, these, and the names of their classes."""
     assert settings.model.preset is not None
-    one, data, seed = preset(settings.model.preset), settings.data, settings.model.seed
-    first = one.network(seed)
+    one, data = preset(settings.model.preset), settings.data
+    first = one.network(settings.model.seed)
     if first.cond_dim is not None and first.classes is None:
         raise WherefromError(
             f"the preset {one.name} takes embeddings of texts, which a run does not make: use it "
@@ -147,11 +157,7 @@ def _of_preset(
     dataset, names = _images(data, place, first.image_size, first.channels)
     _check_shape(dataset, (first.channels, first.image_size, first.image_size), one.name)
     _check_classes(first, names if data.labels else None, one.name)
-    network = _trained(settings, one, first.to(device), dataset, stages, without)
-    denoiser = Denoiser(
-        network, first.process, layers=settings.model.layers, exclude=settings.model.exclude
-    )
-    return _of_pixels(settings, denoiser, dataset, names, one)
+    return one, first, dataset, names
 
 
 def _check_shape(dataset: Dataset, shape: tuple[int, ...], name: str) -> None:
@@ -185,16 +191,7 @@ def _trained(
     without: Sequence[int],
 ) -> nn.Module:
     """The network, trained or, where it is there, read."""
-    given = {key: value for key, value in vars(settings.train).items() if value is not None}
-    how = {**one.training, **given}
-    if "batch_size" not in given:
-        how["batch_size"] = min(one.batch_size, len(dataset))
-    # a short run cannot have the preset's warm-up and decay: they keep their shares of it
-    share = how["steps"] / one.steps
-    how |= {name: round(how[name] * share) for name in ("warmup", "decay")}
-    seed = settings.model.seed
-    parts = {"preset": one.name, "seed": seed, **how}
-    parts |= {"the set of training images": data_fingerprint(dataset)}
+    how, parts = training(settings, one, dataset)
     used = len(dataset) - len(without)
     words = f"training the network ({how['steps']:,} steps on {used:,} images)"
     if without:
@@ -203,10 +200,26 @@ def _trained(
     with stages.working("retraining" if without else "training", parts, words) as place:
         kept = Artefact.claim(place / "network", "network", {"parts": fingerprint(parts)})
         if not there(place / "network"):
+            seed = settings.model.seed
             network = one.train(dataset, place / "training", seed, network=first, **how)
             kept.finish({"of": one.name}, weights=dict(network.state_dict()))
         first.load_state_dict(kept.read("weights"))
     return first.eval()
+
+
+def training(
+    settings: Settings, one: Preset, dataset: Dataset
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How a built-in network is trained, and what its stage depends on."""
+    given = {key: value for key, value in vars(settings.train).items() if value is not None}
+    how = {**one.training, **given}
+    if "batch_size" not in given:
+        how["batch_size"] = min(one.batch_size, len(dataset))
+    # a short run cannot have the preset's warm-up and decay: they keep their shares of it
+    share = how["steps"] / one.steps
+    how |= {name: round(how[name] * share) for name in ("warmup", "decay")}
+    parts = {"preset": one.name, "seed": settings.model.seed, **how}
+    return how, parts | {"the set of training images": data_fingerprint(dataset)}
 
 
 def _of_factory(settings: Settings, place: Path, device: torch.device) -> Subject:
@@ -252,7 +265,31 @@ def _of_pixels(
 # --- pipelines ------------------------------------------------------------------------------------
 
 
+class Opened(NamedTuple):
+    """A pipeline and the pictures that it will encode."""
+
+    pipe: Any
+    model: Model
+    images: Path
+    found: Folder
+    captions: Any  # as `model.dataset` takes them
+    texts: Any  # what they say: of each picture, or one for all
+    parts: dict[str, Any]  # what encoding depends on
+
+
 def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
+    pipe, model, images, found, captions, _, parts = opened(settings, place, device, stages)
+    classes, how = _classes(pipe, found), settings.generate
+    space = PipelineSpace(pipe, model, classes, how.steps, how.guidance)
+    words = f"encoding {len(found):,} images"
+    with stages.working("latents", parts, words) as kept:
+        dataset = model.dataset(images, captions, cache=kept / "latents")
+    of_both = _known_parts(settings, model.denoiser, dataset)
+    return Subject(model.denoiser, dataset, model.shape, space, classes, space.prompts, of_both)
+
+
+def opened(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Opened:
+    """A pipeline, and pictures with the captions or classes that it asks for."""
     table, data = settings.model, settings.data
     assert data.images is not None
     stages.tell(f"opening the pipeline {table.pipeline}")
@@ -260,8 +297,6 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
     model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
     images = below(place, data.images)
     found = folder(images, labels=data.labels)
-    classes = _classes(pipe, found)
-    space = PipelineSpace(pipe, model, classes, settings.generate.steps, settings.generate.guidance)
     captions = _captions(data, place, found)
     texts = _texts(found, captions, images) if model.encoder.names else None
     if texts is None and model.encoder.names:
@@ -274,11 +309,7 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
         "the text of the captions": fingerprint(texts),
         "the set of encoders": fingerprint(model.encoder.identity()),
     }
-    words = f"encoding {len(found):,} images"
-    with stages.working("latents", parts, words) as kept:
-        dataset = model.dataset(images, captions, cache=kept / "latents")
-    of_both = _known_parts(settings, model.denoiser, dataset)
-    return Subject(model.denoiser, dataset, model.shape, space, classes, space.prompts, of_both)
+    return Opened(pipe, model, images, found, captions, texts, parts)
 
 
 def _captions(data: DataTable, place: Path, found: Folder) -> Any:

@@ -51,7 +51,7 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=3,
-        limit_concurrency=200,
+        limit_concurrency=100,
     )
     try:
         uvicorn.Server(config).run(sockets=[listening])

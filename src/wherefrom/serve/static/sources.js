@@ -76,8 +76,10 @@ function fill(card, source, rank, share) {
     : `${above} standard deviations above the mean of all training images`;
   card.querySelector(".open").setAttribute("aria-label", `${rank}: ${words(source)}, ${said}`);
   card.querySelector(".rank").textContent = `#${rank}`;
-  card.querySelector(".name").textContent = source.name;
-  card.querySelector(".name").title = source.name;
+  const label = source.groups.label;
+  const name = label === undefined ? source.name : `${source.name} (${label})`;
+  card.querySelector(".name").textContent = name;
+  card.querySelector(".name").title = name;
   card.querySelector(".score").textContent = score;
   card.querySelector(".score").title = `${said}; score ${source.score.toPrecision(4)}`;
   card.querySelector(".bar i").style.width = `${Math.max(0, percent)}%`;
