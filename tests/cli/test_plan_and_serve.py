@@ -8,14 +8,12 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_runs import asked, begun, refused
+from test_runs import asked, begun, refused, started
 
 from tiny_runs import pictures, small_preset
 
@@ -71,14 +69,13 @@ def test_a_page_needs_something_to_search_in(run: Path) -> None:
 
 
 def test_the_page_is_there_until_it_is_interrupted(run: Path) -> None:
-    command = [sys.executable, "-m", "wherefrom", "serve", str(run), "--port", "0", "--quiet"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as served:
+    with started("serve", run, "--port", 0, "--quiet") as served:
         assert served.stderr is not None
         try:
             said = next(line for line in served.stderr if "http://" in line)
             address = re.search(r"http://\S+/", said)
             assert address is not None
-            with urllib.request.urlopen(address[0] + "api/health", timeout=30) as answer:
+            with urllib.request.urlopen(address[0] + "health", timeout=30) as answer:
                 assert answer.status == 200
             served.send_signal(signal.SIGINT)
             assert served.wait(30) == 0
