@@ -48,7 +48,7 @@ def story(
     from matplotlib.figure import Figure
 
     top = 1.0  # inches down to the first image
-    lines = top + _LARGE + 1.05  # down to the first network's
+    lines = top + _LARGE + 1.15  # down to the first network's
     high = lines + len(networks) * (_CASE + _BETWEEN)
     figure = Figure(figsize=(_WIDE, high))
     FigureCanvasAgg(figure)
@@ -77,12 +77,12 @@ def story(
     count = min(len(networks[0].images) - 1, room)
     kin = min(kin, count)
     lefts = [others + place * (_SMALL + _GAP) + 0.25 * (place >= kin) for place in range(count)]
-    words(asked, _MARGIN, lines - 0.45, fontsize=14, weight="bold")
+    words(asked, _MARGIN, lines - 0.55, fontsize=14, weight="bold")
     words("this image", _LEFT, lines - 0.07, fontsize=10, color=_BLUE)
     if kin:
-        words("of the same sources", lefts[0], lines - 0.07, fontsize=10, color=_GREY)
+        words("of the same\nsources", lefts[0], lines - 0.07, fontsize=10, color=_GREY)
     if kin < count:
-        words("of other sources", lefts[kin], lines - 0.07, fontsize=10, color=_GREY)
+        words("of other\nsources", lefts[kin], lines - 0.07, fontsize=10, color=_GREY)
     for line, network in enumerate(networks):
         down = lines + line * (_CASE + _BETWEEN)
         words(network.trained, _MARGIN, down + _CASE / 2, fontsize=13, va="center")
