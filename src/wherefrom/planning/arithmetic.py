@@ -99,7 +99,7 @@ class Arithmetic:
         """
         return 0 if self.cuda else 2 * min(size, SHARD)
 
-    def resident(self, size: int, each: int) -> int:
+    def resident(self, size: int) -> int:
         """Of what is scanned: all of it on a GPU, elsewhere a chunk in float32."""
         if self.cuda:
             return size

@@ -4,9 +4,7 @@ it on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from ..search.vectors import Dtype
 from .flops import Kernels
@@ -90,4 +88,3 @@ class Costs:
     learning: Learning | None
     training: Cost | None  # of so many images of a step
     encoding: Cost | None  # of so many pictures
-    about: Mapping[str, Any] = field(default_factory=dict)  # how it was measured

@@ -97,7 +97,7 @@ class Rehearsal:
         write, load = self._disk()
         return Costs(
             read=reading / self.items,
-            fingerprint=self._fingerprint(reading / self.items, asked.images),
+            fingerprint=self._fingerprint(reading / self.items),
             look=look,
             fit=fit,
             roots=self._roots(),
@@ -294,7 +294,7 @@ class Rehearsal:
         work()
         return self.watch.each(work, self._slot / 2) / (count * draws)
 
-    def _fingerprint(self, reading: float, images: int) -> Line:
+    def _fingerprint(self, reading: float) -> Line:
         """Seconds in which so many items are told from others."""
         most = min(length(self.dataset), 256, max(32, int(self._slot / max(reading, 1e-9))))
         few = max(1, most // 4)

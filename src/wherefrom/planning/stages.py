@@ -202,7 +202,7 @@ class Planner(Arithmetic):
             passes,
             passes * (facts.backward + facts.kernels.sketched(asked.dim)) + products,
             seconds,
-            int(fixed + held) + self.resident(stored, self.sketch_bytes),
+            int(fixed + held) + self.resident(stored),
             0,
             min(size, asked.queries),
         )
@@ -281,8 +281,7 @@ class Planner(Arithmetic):
             passes,
             passes * (facts.forward + facts.embedding) + products,
             seconds,
-            int(facts.weights + facts.embedder + held)
-            + self.resident(stored, self.embedding_bytes),
+            int(facts.weights + facts.embedder + held) + self.resident(stored),
             0,
             min(64, asked.queries),
         )
