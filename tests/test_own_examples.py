@@ -7,6 +7,7 @@ those of the process.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,13 @@ def test_the_notebook_runs_from_top_to_bottom(
     monkeypatch.setenv("TOUR_STEPS", "3")
     monkeypatch.setenv("TOUR_DIGITS", "70")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    NotebookClient(
-        notebook.copy(),
-        timeout=300,
-        kernel_name="python3",
-        resources={"metadata": {"path": tmp_path}},
-    ).execute()
+    answer = signal.getsignal(signal.SIGINT)
+    try:
+        NotebookClient(
+            notebook.copy(),
+            timeout=300,
+            kernel_name="python3",
+            resources={"metadata": {"path": tmp_path}},
+        ).execute()
+    finally:  # the client puts its own answer to Ctrl-C in its place
+        signal.signal(signal.SIGINT, answer)

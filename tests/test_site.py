@@ -89,6 +89,7 @@ def test_every_public_name_has_its_place_in_the_reference(pages: dict[Path, Page
         "wherefrom.data": wherefrom.data,
         "wherefrom.evaluation": wherefrom.evaluation,
         "wherefrom.models": wherefrom.models,
+        "wherefrom.planning": wherefrom.planning,
     }
     names = {f"{path}.{name}" for path, module in modules.items() for name in module.__all__}
     # a function in a module of its own name is known by both: wherefrom.data.digits.digits

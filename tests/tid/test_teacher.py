@@ -25,7 +25,7 @@ from wherefrom.diffusion import calling
 from wherefrom.factors import kernel
 from wherefrom.layers.kinds import Part
 from wherefrom.reference import Reference
-from wherefrom.tid import teacher
+from wherefrom.tid import passes, teacher
 
 EDM = wherefrom.EDM()
 
@@ -186,7 +186,7 @@ def test_pairwise_is_the_score_within_a_batch_at_one_draw():
 @pytest.mark.parametrize("path", ["gradients", "pairs"])
 def test_both_ways_through_the_kernel_give_the_same(monkeypatch, path):
     expected = fitted(dit(), Noise(6)).scores(Noise(9).x[6:], Noise(6))
-    monkeypatch.setattr(teacher, "choose", lambda part, *_: path if part.inputs else "gradients")
+    monkeypatch.setattr(passes, "choose", lambda part, *_: path if part.inputs else "gradients")
     monkeypatch.setattr(kernel, "_CHUNK", 100)  # and in small chunks
     assert torch.allclose(
         fitted(dit(), Noise(6)).scores(Noise(9).x[6:], Noise(6)), expected, rtol=1e-5
