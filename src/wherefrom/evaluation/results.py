@@ -68,7 +68,10 @@ class Results:
     """The rows of an evaluation."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = list(rows)
+        self.rows = tuple(rows)
+        self._by_removal: dict[tuple[str, float], list[Row]] = {}
+        for row in self.rows:
+            self._by_removal.setdefault((row.method, row.fraction), []).append(row)
 
     # --- contents ---------------------------------------------------------------------------------
 
@@ -116,7 +119,7 @@ class Results:
         return next(iter(known), "")
 
     def _of(self, method: str, fraction: float) -> list[Row]:
-        return [row for row in self.rows if (row.method, row.fraction) == (method, fraction)]
+        return self._by_removal.get((method, fraction), [])
 
     def controls(self, metric: str, fraction: float) -> dict[int, Tensor]:
         """Those of the random controls by seed, [C, Q] each."""

@@ -151,7 +151,7 @@ PRESETS = {
             _stamps,
             steps=2400,
             batch_size=16,
-            lr=8e-3,
+            lr=5e-3,
             warmup=60,
             decay=1200,
             ema=0.99,
