@@ -223,9 +223,12 @@ class Probe:
         return self.at(x, cond, sigma, noise, consume, cotangent)
 
     def recordable(self, batch: int) -> bool:
-        """Whether passes of batches of this size can be recorded and replayed."""
+        """Whether passes of batches of this size can be recorded and replayed: where compiling was
+        asked for, as it takes a network that does the same for every batch, too.
+        """
         cuda = self.denoiser.device.type == "cuda"
-        return cuda and self.aligned and self._capture.compiled(batch)
+        asked = self.aligned and self.always_compiled
+        return cuda and asked and self._capture.compiled(batch)
 
     def _noise(self, m: int, x: Tensor) -> Tensor:
         """A draw's noise where images x are, in their precision; copied there once."""
