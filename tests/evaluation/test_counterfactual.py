@@ -574,4 +574,4 @@ def test_what_came_of_a_fit_is_no_setting(tmp_path: Path) -> None:
 def test_other_settings_leave_no_row_of_the_old_ones_at_any_budget() -> None:
     old = [Row(0, "m", "a", at, 3, "mse", 0, 0.5) for at in (0.02, 0.05)]
     new = [Row(0, "m", "b", 0.02, 3, "mse", 0, 0.4)]
-    assert Results(old).updated(Results(new)).rows == new
+    assert Results(old).updated(Results(new)).rows == tuple(new)
