@@ -345,14 +345,12 @@ def test_draws_are_made_of_their_seed_alone(device: torch.device) -> None:
 
 @pytest.mark.parametrize("similarity", ["kernel", "cosine"])
 def test_recorded_scores_are_those_of_every_pass_made_anew(
-    similarity: Any, device: torch.device, inductor: None, monkeypatch: pytest.MonkeyPatch
+    similarity: Any, cuda: torch.device, inductor: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To 1e-5 of a row's largest, whatever is left over at the end, labels included."""
-    if device.type != "cuda":
-        pytest.skip("recordings are CUDA's alone")
     network, data, queries = dit(classes=3), Blots(150, labels=True), Blots(3, seed=1, labels=True)
     tid = wherefrom.TID(
-        denoiser(network, device), draws(), compile=True, similarity=similarity, **FP32
+        denoiser(network, cuda), draws(), compile=True, similarity=similarity, **FP32
     )
     tid.fit(data, batch_size=4, samples=20)
     replays = Counter[str]()
@@ -364,19 +362,17 @@ def test_recorded_scores_are_those_of_every_pass_made_anew(
     assert replays["replay"] == 36 * len(draws()), "all of 37 whole batches but the first"
     monkeypatch.setattr(replay, "_REPAYS", 10**9)
     anew = wherefrom.TID(
-        denoiser(network, device), draws(), compile=True, similarity=similarity, **FP32
+        denoiser(network, cuda), draws(), compile=True, similarity=similarity, **FP32
     ).fit(data, batch_size=4, samples=20)
     assert off(scores, anew.scores(queries, data, batch_size=4)) < 1e-5
     assert replays["replay"] == 36 * len(draws()), "none any more"
 
 
 def test_a_recorded_index_is_the_one_of_every_pass_made_anew(
-    device: torch.device, inductor: None, monkeypatch: pytest.MonkeyPatch
+    cuda: torch.device, inductor: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if device.type != "cuda":
-        pytest.skip("recordings are CUDA's alone")
     data, queries = Blots(150), Blots(3, seed=1).x
-    tid = wherefrom.TID(denoiser(dit(), device), draws(), compile=True, **FP32)
+    tid = wherefrom.TID(denoiser(dit(), cuda), draws(), compile=True, **FP32)
     tid.fit(data, batch_size=4, samples=20)
     recorded = tid.index(data, dim=64, batch_size=4).scores(queries)
     monkeypatch.setattr(replay, "_REPAYS", 10**9)
@@ -384,10 +380,8 @@ def test_a_recorded_index_is_the_one_of_every_pass_made_anew(
 
 
 def test_a_network_that_waits_for_the_device_is_not_recorded(
-    device: torch.device, inductor: None
+    cuda: torch.device, inductor: None
 ) -> None:
-    if device.type != "cuda":
-        pytest.skip("recordings are CUDA's alone")
 
     class Waiting(nn.Module):
         def __init__(self) -> None:
@@ -402,10 +396,10 @@ def test_a_network_that_waits_for_the_device_is_not_recorded(
             return self.inner(self.looked(x), sigma, cond)
 
     data, queries = Blots(150), Blots(3, seed=1).x
-    tid = wherefrom.TID(denoiser(Waiting(), device), draws(1), compile=True, **FP32)
+    tid = wherefrom.TID(denoiser(Waiting(), cuda), draws(1), compile=True, **FP32)
     tid.fit(data, batch_size=4, samples=20)
     with pytest.warns(UserWarning, match="not recorded"):
         scores = tid.scores(queries, data, batch_size=4)
-    plain = wherefrom.TID(denoiser(Waiting(), device), draws(1), compile=False, **FP32)
+    plain = wherefrom.TID(denoiser(Waiting(), cuda), draws(1), compile=False, **FP32)
     assert off(scores, plain.fit(data, samples=20).scores(queries, data)) < 1e-4
-    assert float(torch.zeros(1, device=device).sum()) == 0, "the device goes on"
+    assert float(torch.zeros(1, device=cuda).sum()) == 0, "the device goes on"

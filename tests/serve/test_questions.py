@@ -214,18 +214,25 @@ def test_eight_at_once_each_get_their_own_answer(page: TestClient, run: Bench) -
     assert [query["ranking"]["sources"][0]["id"] for query in found] == list(range(8))
 
 
-def test_more_than_may_wait_are_told_to_come_again(
-    run: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def held(run: Bench, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Generating waits: whether it has begun, and what lets it go on."""
     entered, go = threading.Event(), threading.Event()
     plain = run.space.sample
 
-    def held(seed: int, cond: Any) -> torch.Tensor:
+    def sample(seed: int, cond: Any) -> torch.Tensor:
         entered.set()
         go.wait(20)
         return plain(seed, cond)
 
-    monkeypatch.setattr(run.space, "sample", held)
+    monkeypatch.setattr(run.space, "sample", sample)
+    return entered, go
+
+
+def test_more_than_may_wait_are_told_to_come_again(
+    run: Bench, tmp_path: Path, held: tuple[threading.Event, threading.Event]
+) -> None:
+    entered, go = held
     with client(run, tmp_path, waiting=2) as page:
         begun = [page.post("/api/generate", json={"seed": 0})]
         assert entered.wait(20)
@@ -243,17 +250,9 @@ def test_more_than_may_wait_are_told_to_come_again(
 
 
 def test_a_job_can_be_stopped_and_the_next_one_is_done(
-    run: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Bench, tmp_path: Path, held: tuple[threading.Event, threading.Event]
 ) -> None:
-    entered, go = threading.Event(), threading.Event()
-    plain = run.space.sample
-
-    def held(seed: int, cond: Any) -> torch.Tensor:
-        entered.set()
-        go.wait(20)
-        return plain(seed, cond)
-
-    monkeypatch.setattr(run.space, "sample", held)
+    entered, go = held
     with client(run, tmp_path) as page:
         begun = page.post("/api/generate", json={"seed": 0}).json()
         assert entered.wait(20)

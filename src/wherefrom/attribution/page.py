@@ -199,7 +199,7 @@ class Page:
         if apart is None:
             return "too few hits to see a step"
         if apart == 0:
-            return "the hits trail off evenly"
+            return "no step among these hits"
         return "the first hit stands apart" if apart == 1 else f"the first {apart} hits stand apart"
 
     @property

@@ -20,7 +20,7 @@ from ..errors import WherefromError, say
 
 # of a batch x [B, ...], its conditions and the places of its images in the data set
 Pass = Callable[[Tensor, Cond, Sequence[int]], tuple[Tensor, ...]]
-_REPAYS = 32  # batches that repay recording, and the two more that are made without it
+_REPAYS = 32  # batches that repay recording, and the three passes that are made beside it
 _WITHIN = 0.05  # of a result's largest entry, by which two passes may differ in bf16
 
 
