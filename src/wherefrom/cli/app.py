@@ -94,8 +94,7 @@ def demo(
 
     Example: wherefrom demo --out my-demo
     """
-    commands = {getattr(one.callback, "__name__", "") for one in app.registered_commands}
-    run_demo(out, seed, page="serve" in commands)
+    run_demo(out, seed)
 
 
 @app.command()

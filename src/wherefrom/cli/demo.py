@@ -40,10 +40,8 @@ SAMPLES = 400  # training images that estimate the curvature
 SAME, OTHER = 0.08, 0.15  # difference up to which a stamp is the same, from which another
 
 
-def run_demo(out: Path, seed: int, page: bool) -> None:
-    """Train, generate, attribute, test what was found, write down; `page`: whether this wherefrom
-    has one to start.
-    """
+def run_demo(out: Path, seed: int) -> None:
+    """Train, generate, attribute, test what was found, write down."""
     console = Console(highlight=False, soft_wrap=True)
     clocks = _Clock()
     run = _opened(out, seed)
@@ -137,8 +135,7 @@ def run_demo(out: Path, seed: int, page: bool) -> None:
     ):
         console.print(f"   {out / name}  {words}")
     console.print(f"\n   {clock(sum(clocks.seconds.values()))} in all")
-    if page:
-        console.print(f"   ask about more of them on a page: [bold]wherefrom serve {out}[/]")
+    console.print(f"   ask about more of them on a page: [bold]wherefrom serve {out}[/]")
 
 
 def _opened(out: Path, seed: int) -> Run:
