@@ -52,8 +52,10 @@ def test_random_numbers_of_the_device_stay_where_they_were(cuda: torch.device) -
 
 @pytest.mark.parametrize("stage", ["fit", "index", "attribute"])
 def test_the_peak_is_what_cuda_says(cuda: torch.device, stage: str) -> None:
-    """To within a third: kernels take something for themselves, and the allocator rounds."""
-    model, data, drawn = denoiser(dit(depth=4, width=256, heads=4), cuda), Blots(256), draws(2)
+    """To within a third: the allocator rounds, and cuBLAS takes 128 MiB for itself, of which a plan
+    does not speak; so the network is a large one.
+    """
+    model, data, drawn = denoiser(dit(depth=4, width=768, heads=12), cuda), Blots(256), draws(2)
     planned = plan(model, data, drawn, calibrate=4.0, **ASKED)
     tid = wherefrom.TID(model, drawn)
     run = {

@@ -20,12 +20,21 @@ def like(coefficient: Tensor, x: Tensor) -> Tensor:
         raise WherefromError(
             f"there are {len(x)} images and {len(coefficient)} sigmas: give one, or one for each"
         )
-    coefficient = coefficient.to(dtype=x.dtype).to(device=x.device, non_blocking=True)
+    coefficient = beside(coefficient, x)
     return (
         coefficient.reshape(coefficient.shape + (1,) * (x.ndim - 1))
         if coefficient.ndim
         else coefficient
     )
+
+
+def beside(coefficient: Tensor, x: Tensor) -> Tensor:
+    """A coefficient of shape [] or [B] in x's type and place, without waiting for the device."""
+    coefficient = coefficient.to(dtype=x.dtype)
+    if coefficient.ndim or coefficient.device == x.device:
+        return coefficient.to(device=x.device, non_blocking=True)
+    # filled in by the device, to which nothing is copied: a pass like that can be recorded
+    return torch.full((), coefficient.item(), dtype=x.dtype, device=x.device)
 
 
 def check_alike(what: str, one: Tensor, x: Tensor) -> None:

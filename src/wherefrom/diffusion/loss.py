@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .coefficients import beside
 from .process import Process
 
 
@@ -32,5 +33,4 @@ def squared_errors(output: Tensor, target: Tensor) -> Tensor:
 
 def weights_like(process: Process, sigma: Tensor, x: Tensor) -> Tensor:
     """The loss weights at sigma, in x's type and place, without waiting for the device."""
-    weight = process.loss_weight(sigma)
-    return weight.to(x.dtype).to(x.device, non_blocking=True)
+    return beside(process.loss_weight(sigma), x)

@@ -27,7 +27,7 @@ from ..running.progress import bar
 from .augment import random_flip, random_warp
 from .loss import squared_errors, weights_like
 from .process import Process
-from .seeds import seed_of
+from .seeds import seed_device, seed_of
 
 _WINDOW = 20  # steps whose losses stay on the device before they are looked at
 
@@ -161,7 +161,7 @@ class Run(ABC):
         """Forward, backward, update, of images x [K, B, C, H, W]; the mean loss, on the device."""
         noised = self._noised(step, x)
         # dropout has no generator of its own
-        torch.manual_seed(seed_of(self.settings.seed, "dropout", step))
+        seed_device(seed_of(self.settings.seed, "dropout", step), self.device)
         try:
             with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
                 output = self.outputs(noised, cond)

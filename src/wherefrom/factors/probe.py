@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..artefacts.identity import fingerprint
 from ..data.items import Cond, Dataset, item_shape, map_cond, query_count, read
+from ..diffusion.coefficients import like
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws, independent_draw
 from ..diffusion.levels import Levels
@@ -263,8 +264,7 @@ class Probe:
                 return torch.ones_like(output)
             if target == "squared":
                 return 2 * output
-            weight = process.loss_weight(process.check(sigma)).to(output)
-            weight = weight.reshape(-1, *[1] * (output.ndim - 1))
+            weight = like(process.loss_weight(process.check(sigma)), output)
             return 2 * weight * (output - process.target(x, sigma, noise))
 
         # autocast is for the network; the kernel chooses for itself

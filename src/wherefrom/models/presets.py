@@ -14,6 +14,7 @@ from torch import nn
 
 from ..data.items import Dataset
 from ..diffusion.process import EDM
+from ..diffusion.seeds import seeded
 from ..diffusion.training import train
 from ..errors import WherefromError, whole
 from .dit import DiT
@@ -38,8 +39,7 @@ class Preset:
 
     def network(self, seed: int = 0) -> DiT:
         """The untrained network; the same seed gives the same weights."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(whole("seed", seed))
+        with seeded(whole("seed", seed)):
             return self.build()
 
     @property

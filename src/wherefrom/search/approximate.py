@@ -21,6 +21,7 @@ from ..artefacts.identity import differing
 from ..attribution.result import Attribution, joined
 from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
+from ..diffusion.seeds import seeded
 from ..errors import WherefromError, need, whole
 from ..running.progress import bar
 from ..running.threads import threads
@@ -213,8 +214,7 @@ class Approximate:
 
 def _principal(rows: Tensor, components: int) -> Tensor:
     """The first principal axes of rows [n, D]: [D, components]."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+    with seeded(_SEED):
         axes: Tensor = torch.svd_lowrank(rows - rows.mean(0), q=components)[2]
     return axes
 

@@ -25,7 +25,7 @@ from ..data.items import Cond, Dataset, item_shape, length, read
 from ..diffusion.batches import Feed, Order
 from ..diffusion.draws import Draw
 from ..diffusion.levels import Levels
-from ..diffusion.seeds import seed_of
+from ..diffusion.seeds import seed_of, seeded
 from ..diffusion.streams import Streams, Taps
 from ..errors import WherefromError, number, whole
 from ..factors.probe import one_of
@@ -257,8 +257,7 @@ def fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder | GridEmbe
     x, cond = _batch(tid, dataset, [0])
     Levels(tid.denoiser).check(x, cond)  # embedding mixes levels; better said before the work
     shapes = Taps(tid.denoiser, tid.draws.shape).shapes(x, cond)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(settings.seed, "embedder", 0))
+    with seeded(seed_of(settings.seed, "embedder", 0)):
         if settings.embedder == "grid":
             return GridEmbedder(shapes, tid.draws.shape[1:], settings.dim, settings.hidden)
         return Embedder(shapes, settings.dim, settings.hidden, settings.heads)
