@@ -42,15 +42,33 @@ def test_importing_takes_the_core_alone():
     ]
     code = (
         f"import sys\nfor name in {optional}: sys.modules[name] = None\n"
-        "import wherefrom; print(wherefrom.__version__)"
+        "import wherefrom; print(wherefrom.TID.__name__)"
     )
-    assert run(code).strip() == wherefrom.__version__
+    assert run(code).strip() == "TID"
+
+
+def test_torch_is_imported_by_the_first_name_that_needs_it_and_not_before():
+    code = (
+        "import sys, wherefrom, wherefrom.errors, wherefrom.cli.app\n"
+        "print('torch' in sys.modules, wherefrom.__version__)\n"
+        "from wherefrom import TID\nprint('torch' in sys.modules, TID is wherefrom.TID)"
+    )
+    assert run(code).split() == ["False", wherefrom.__version__, "True", "True"]
+
+
+def test_every_public_name_is_listed_and_a_wrong_one_is_refused():
+    assert set(wherefrom.__all__) < set(dir(wherefrom))
+    with pytest.raises(AttributeError, match="'wherefrom' has no attribute 'TDI'"):
+        wherefrom.TDI  # noqa: B018
+    everything: dict[str, object] = {}
+    exec("from wherefrom import *", everything)
+    assert set(wherefrom.__all__) <= set(everything)
 
 
 def test_importing_opens_no_connection():
     code = (
         "import socket\ndef no(*a, **k): raise SystemExit('network')\n"
-        "socket.socket.connect = no\nimport wherefrom; print('fine')"
+        "socket.socket.connect = no\nfrom wherefrom import TID; print('fine')"
     )
     assert run(code).strip() == "fine"
 

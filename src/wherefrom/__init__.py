@@ -1,63 +1,27 @@
 """wherefrom: which training images made this generated image?"""
 
-from . import baselines, data, evaluation, models, planning
-from .adapters.model import Model, from_model, from_pipeline
-from .adapters.scheduler import from_scheduler
-from .attribution.result import Attribution
-from .diffusion.denoiser import Coverage, Denoiser
-from .diffusion.draws import Draw, Draws
-from .diffusion.process import EDM, FlowMatching, Process
-from .diffusion.sampling import sample
-from .diffusion.training import train
-from .diffusion.variance_preserving import DDPM, SamplePrediction, VPrediction
-from .errors import WherefromError
-from .factors.needs import Needs, needs
-from .layers.kinds import Factors, LayerKind, Part, layer_kind
-from .models.presets import Preset, preset
-from .tid.index import Index
-from .tid.teacher import TID
-from .tide.bank import Bank
-from .tide.loss import lambda_rank_loss, listwise_loss
-from .tide.student import TIDE
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DDPM",
-    "EDM",
-    "TID",
-    "TIDE",
-    "Attribution",
-    "Bank",
-    "Coverage",
-    "Denoiser",
-    "Draw",
-    "Draws",
-    "Factors",
-    "FlowMatching",
-    "Index",
-    "LayerKind",
-    "Model",
-    "Needs",
-    "Part",
-    "Preset",
-    "Process",
-    "SamplePrediction",
-    "VPrediction",
-    "WherefromError",
-    "baselines",
-    "data",
-    "evaluation",
-    "from_model",
-    "from_pipeline",
-    "from_scheduler",
-    "lambda_rank_loss",
-    "layer_kind",
-    "listwise_loss",
-    "models",
-    "needs",
-    "planning",
-    "preset",
-    "sample",
-    "train",
-]
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """What public.py names. It brings torch, which takes seconds: help texts, a Tab in the
+        shell and whoever wants one module alone do not wait for it.
+        """
+        if not name.startswith("__") or name == "__all__":
+            public = import_module(".public", __name__)
+            names = getattr(public, "__all__", ())  # none yet: it is being imported
+            globals().update({one: getattr(public, one) for one in names}, __all__=[*names])
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from wherefrom.cli.app import app
 from wherefrom.diffusion import run
+from wherefrom.evaluation.experiments import EXPERIMENTS
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +54,8 @@ def test_the_report_of_a_folder_that_is_not_there_says_how_to_make_it(tmp_path: 
     assert result.exit_code == 1
     assert f"there is no folder {tmp_path / 'nowhere'}: run `wherefrom evaluate" in result.stderr
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_help_names_every_evaluation() -> None:
+    said = CliRunner().invoke(app, ["evaluate", "--help"]).output
+    assert all(name in said for name in EXPERIMENTS)

@@ -1,4 +1,6 @@
-"""The commands of `wherefrom` and their options."""
+"""The commands of `wherefrom` and their options. What they do is imported when they do it: torch
+takes seconds, which neither a help text nor a Tab in the shell waits for.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import WherefromError
-from ..evaluation.experiments import EXPERIMENTS
 from . import verbs
-from .demo import run_demo
-from .evaluate import changed, counted, run_evaluation, run_lds, write_report
 from .talk import one_sentence
 
 
@@ -25,7 +24,13 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-Name = Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="One of digits, cifar10-small, cifar10-few, wikiart-small, coco-small, cifar10, "
+        "artbench10, coco."
+    ),
+]
 Data = Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")]
 Seeds = Annotated[int, typer.Option(help="How many; each is an experiment of its own.")]
 FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
@@ -94,6 +99,8 @@ def demo(
 
     Example: wherefrom demo --out my-demo
     """
+    from .demo import run_demo
+
     run_demo(out, seed)
 
 
@@ -126,6 +133,8 @@ def evaluate(
 
     Example: wherefrom evaluate digits --out my-evaluation --seeds 2
     """
+    from .evaluate import changed, counted, run_evaluation
+
     one = changed(name, fractions=fraction, metrics=metric, coupled=coupled, images=images)
     run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
 
@@ -151,6 +160,8 @@ def lds(
 
     Example: wherefrom lds digits --out my-evaluation --subsets 16
     """
+    from .evaluate import changed, counted, run_lds
+
     one = changed(name, coupled=coupled, images=images)
     run_lds(one, out, data, counted(seeds, first_seed), method, subsets)
 
@@ -183,4 +194,6 @@ def report(
             )
         verbs.report_run(folder, what)
         return
+    from .evaluate import write_report
+
     write_report(folder, what, of, data, fraction)

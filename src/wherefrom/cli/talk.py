@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -37,7 +36,9 @@ def one_sentence() -> Iterator[None]:
     except WherefromError as error:
         typer.echo(f"wherefrom: {error}", err=True)
         raise typer.Exit(1) from error
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not _out_of_memory(error):
+            raise
         said = str(error).split("\n")[0]
         typer.echo(
             f"wherefrom: memory ran out ({said}): lower batch_size in [tid], or use --device cpu",
@@ -56,6 +57,11 @@ def one_sentence() -> Iterator[None]:
             "\nwherefrom: interrupted; run the same command again to go on from here", err=True
         )
         raise typer.Exit(130) from None
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    torch = sys.modules.get("torch")  # which nobody imports to say what went wrong without it
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def _noted(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

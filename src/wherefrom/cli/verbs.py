@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from ..errors import WherefromError, need, number, whole
-from ..running.memory import shown
 from ..running.progress import clock
 from .talk import show, show_json, show_table, talking
 
@@ -348,6 +347,8 @@ def info(run: RUN, json_: Json = False) -> None:
 
     Example: wherefrom info my-run
     """
+    from ..running.memory import shown
+
     with opened(run, "cpu", True) as here:
         said = here.run.info()
     if json_:

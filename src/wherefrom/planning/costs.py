@@ -74,6 +74,7 @@ class Costs:
 
     read: float  # seconds of an item
     fingerprint: Line  # of so many items
+    identity: float  # seconds in which the network is told from others, as every stage does
     look: float  # seconds that a noise level takes the first time
     fit: Cost  # of so many images at one draw
     roots: float

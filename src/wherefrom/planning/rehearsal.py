@@ -98,6 +98,7 @@ class Rehearsal:
         return Costs(
             read=reading / self.items,
             fingerprint=self._fingerprint(reading / self.items),
+            identity=self.watch.each(self.denoiser.identity, self._slot / 8),
             look=look,
             fit=fit,
             roots=self._roots(),

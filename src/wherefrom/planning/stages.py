@@ -114,7 +114,7 @@ class Planner(Arithmetic):
             costs = self.costs
             seconds = self.passes_of("pass", costs.fit.seconds, asked.samples, size)
             seconds += costs.read * asked.samples + costs.fingerprint(asked.images)
-            seconds += asked.draws * costs.look + costs.roots
+            seconds += asked.draws * costs.look + costs.roots + costs.identity
             seconds += self.written(disk) + self.checkpoints(seconds, disk)
             held = costs.fit.held(size)
         memory = max(facts.moments + held, facts.moments + facts.roots + facts.workspace)
@@ -142,7 +142,7 @@ class Planner(Arithmetic):
         seconds, memory = None, facts.query * group
         if self.costs is not None:
             costs = self.costs
-            seconds = costs.read * asked.images
+            seconds = costs.read * asked.images + costs.identity
             seconds += asked.draws * costs.prepare.seconds.batches(asked.queries, group)
             seconds += groups * self.passes_of("pass", costs.score.seconds, asked.images, size)
             sides = costs.sides * group
@@ -169,7 +169,7 @@ class Planner(Arithmetic):
         if self.costs is not None:
             costs = self.costs
             seconds = self.passes_of("pass", costs.sketch.seconds, asked.images, size)
-            seconds += costs.read * asked.images + costs.signs
+            seconds += costs.read * asked.images + costs.signs + costs.identity
             seconds += self.written(min(disk, SHARD))  # the others are written meanwhile
             held = costs.sketch.held(size)
         return Stage(
@@ -193,6 +193,7 @@ class Planner(Arithmetic):
             costs = self.costs
             seconds = asked.draws * costs.sketch.seconds.batches(asked.queries, size)
             seconds += costs.scan * asked.images * asked.draws + costs.load * stored
+            seconds += costs.identity
             held = costs.sketch.held(min(size, asked.queries))
         products = 2 * asked.queries * asked.images * asked.draws * self.dim
         fixed = facts.weights + facts.moments + facts.roots + self.signs
@@ -227,6 +228,7 @@ class Planner(Arithmetic):
             learning = self.costs.learning
             seconds = self.compiled("learn", steps * learning.step.seconds(size), steps)
             seconds += learning.begin + learning.exam + looks * learning.look + self.loading
+            seconds += self.costs.identity
             seconds += self.written(checkpoint) + self.checkpoints(seconds, checkpoint)
             held = learning.step.held(size)
         memory = facts.weights + facts.moments + facts.roots + 3 * facts.embedder
@@ -252,6 +254,7 @@ class Planner(Arithmetic):
             seconds = embed.seconds.batches(passes, together)
             seconds = self.compiled("embed", seconds, passes / CHUNK)
             seconds += self.costs.read * asked.images + self.written(min(disk, SHARD))
+            seconds += self.costs.identity
             held = embed.held(together)
         return Stage(
             "bank",
@@ -273,6 +276,7 @@ class Planner(Arithmetic):
             learning = self.costs.learning
             seconds = learning.embed.seconds.batches(passes, 64 * asked.draws)
             seconds += learning.scan * asked.images * asked.draws + self.costs.load * stored
+            seconds += self.costs.identity
             held = learning.embed.held(min(64 * asked.draws, passes))
         products = 2 * asked.queries * asked.images * asked.draws * facts.student_dim
         return Stage(
