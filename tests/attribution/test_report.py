@@ -543,6 +543,35 @@ def test_what_was_planted_stands_apart():
         assert sum(standing_apart(row) == planted for row in best) >= 90
 
 
+@pytest.mark.parametrize(
+    ("top_k", "badge"),
+    [
+        (20, "the first 12 hits stand apart"),
+        (12, "the first 12 hits stand apart"),
+        (8, "all hits stand apart, and the 4 after them"),
+    ],
+)
+def test_a_step_right_after_the_hits_or_a_little_further_is_seen(tmp_path, top_k, badge):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 60, generator=generator) ** 2
+    scores[:, 20:32] += 40
+    hits = both_ends(scores, top_k)
+    assert (
+        hits.next_scores[0].tolist()
+        == scores[0].sort(descending=True).values[top_k : top_k + 16].tolist()
+    )
+    hits.report(tmp_path / "report.html", coloured())
+    page = parsed(tmp_path / "report.html")
+    assert [one["text"] for one in page.all("p", **{"class": "badge"})] == [badge]
+    assert len(page.all("li", **{"class": "found"})) == min(top_k, 12)
+
+
+def test_of_a_small_set_what_comes_after_the_hits_ends_with_it():
+    hits = both_ends(torch.arange(12.0)[None], 5)
+    assert hits.next_scores[0, :7].tolist() == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    assert hits.next_scores[0, 7:].isnan().all()
+
+
 def test_too_few_hits_tell_nothing_and_equal_ones_do_not_stand_apart():
     assert standing_apart([9.0, 1.0, 0.9, 0.8]) is None
     assert standing_apart([3.0] * 8) == 0

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NEXT = 16  # scores that are known beyond the hits, so that a step right after these is seen
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -35,11 +37,14 @@ class Ends:
     # how many of all scores are in each of 64 bins, [Q, 64], and between which edges, [Q, 65]
     histogram: Tensor = None  # type: ignore[assignment]
     histogram_edges: Tensor = None  # type: ignore[assignment]
+    # the scores that come after the most influential, best first, [Q, 16]; NaN where there are none
+    next_scores: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for name, shape in (("stability", ()), ("histogram", (64,)), ("histogram_edges", (65,))):
+        shapes = {"stability": (), "histogram": (64,), "histogram_edges": (65,)}
+        for name, shape in {**shapes, "next_scores": (NEXT,)}.items():
             if getattr(self, name) is None:
-                dtype = torch.float32 if name == "stability" else torch.float64
+                dtype = torch.float64 if name.startswith("histogram") else torch.float32
                 unknown = torch.full((len(self), *shape), torch.nan, dtype=dtype)
                 object.__setattr__(self, name, unknown)
         for name in ("", "least_"):
@@ -49,3 +54,11 @@ class Ends:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+def next_ones(scores: Tensor, top_k: int) -> Tensor:
+    """Of scores [Q, n], best first, those after the first k: [Q, 16], NaN where there are none."""
+    beyond = torch.full((len(scores), NEXT), torch.nan, dtype=scores.dtype)
+    found = scores[:, top_k : top_k + NEXT]
+    beyond[:, : found.shape[1]] = found.cpu()
+    return beyond

@@ -200,6 +200,8 @@ class Page:
             return "too few hits to see a step"
         if apart == 0:
             return "no step among these hits"
+        if apart > self.told.top_k:
+            return f"all hits stand apart, and the {apart - self.told.top_k} after them"
         return "the first hit stands apart" if apart == 1 else f"the first {apart} hits stand apart"
 
     @property

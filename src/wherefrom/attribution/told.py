@@ -123,8 +123,12 @@ class Told:
         return float(self.ends.stability[query])
 
     def apart(self, query: int) -> int | None:
-        """How many of the best hits of a query stand apart; None where that cannot be told."""
-        return standing_apart([hit.score for hit in self.hits(query)])
+        """How many of the best of a query stand apart, which may be some more than are shown; None
+        where that cannot be told.
+        """
+        beyond = self.ends.next_scores[query].tolist()
+        known = [hit.score for hit in self.hits(query)]
+        return standing_apart([*known, *(one for one in beyond if not math.isnan(one))])
 
     def spread(self, query: int) -> Spread | None:
         """Where all scores of a query lie; None where that is not known, or they are all equal."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import WherefromError, whole
 from .distribution import Distribution
+from .ends import NEXT, next_ones
 from .histogram import Histogram
 from .result import Attribution
 
@@ -32,7 +33,8 @@ class TopK:
     def __init__(self, top_k: int, count: int) -> None:
         check_top_k(top_k, count)
         self.top_k, self.count = top_k, count
-        self._best: tuple[Tensor, Tensor] | None = None  # scores and indices, each [Q, <= k]
+        # scores and indices, each [Q, <= k]; of the best some more
+        self._best: tuple[Tensor, Tensor] | None = None
         self._worst: tuple[Tensor, Tensor] | None = None
         self._tied = torch.zeros(0)  # [Q]: how many scores so far equal the last of the best
         self._all, self._histogram = Distribution(), Histogram()
@@ -43,7 +45,7 @@ class TopK:
         that came before; and those of two halves of the draws [2, Q, n], always or never.
         """
         before = self._best
-        self._best = self._merged(before, scores, indices, descending=True)
+        self._best = self._merged(before, scores, indices, descending=True, more=NEXT)
         self._worst = self._merged(self._worst, scores, indices, descending=False)
         last = self._best[0][:, -1:]
         tied = _equal(scores, last)
@@ -63,22 +65,29 @@ class TopK:
             ]
 
     def _merged(
-        self, kept: tuple[Tensor, Tensor] | None, scores: Tensor, indices: Tensor, descending: bool
+        self,
+        kept: tuple[Tensor, Tensor] | None,
+        scores: Tensor,
+        indices: Tensor,
+        descending: bool,
+        more: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        columns = _first(scores, min(self.top_k, scores.shape[1]), descending)
+        wanted = self.top_k + more
+        columns = _first(scores, min(wanted, scores.shape[1]), descending)
         ends, found = scores.gather(1, columns), indices[columns]
         if kept is None:
             return ends, found
         # kept ones first: they have the smaller indices, and the sort is stable
         ends, found = torch.cat([kept[0], ends], 1), torch.cat([kept[1], found], 1)
         ends, order = ends.sort(dim=1, descending=descending, stable=True)
-        return ends[:, : self.top_k], found.gather(1, order[:, : self.top_k])
+        return ends[:, :wanted], found.gather(1, order[:, :wanted])
 
     def result(self, about: Mapping[str, Any] | None = None) -> Attribution:
         """Both ends; `about`: the method that they come from."""
         assert self._best is not None
         assert self._worst is not None
-        (scores, indices), (least, least_indices) = self._best, self._worst
+        (known, indices), (least, least_indices) = self._best, self._worst
+        scores, indices = known[:, : self.top_k], indices[:, : self.top_k]
         undefined = self._all.undefined.nonzero()
         if len(undefined):
             raise WherefromError(
@@ -87,16 +96,16 @@ class TopK:
             )
         equal = scores[:, :1] == least[:, :1]  # all of them: only rounding would tell them apart
         standing = [
-            self._percentiles(scores),
+            self._percentiles(known)[:, : self.top_k],
             self._all.standardised(scores).masked_fill(equal, 0),
             self._all.standardised(least).masked_fill(equal, 0),
         ]
         if self._all.count < self.count:
             standing = [torch.full_like(part, torch.nan) for part in standing]
         percentiles, standardised, least_standardised = (part.float().cpu() for part in standing)
-        histogram, edges = self._histogram.result()
+        others = *self._histogram.result(), next_ones(known, self.top_k)
         if self._all.count < self.count:
-            histogram, edges = (torch.full_like(part, torch.nan) for part in (histogram, edges))
+            others = tuple(torch.full_like(part, torch.nan) for part in others)
         return Attribution(
             indices.cpu(),
             scores.cpu(),
@@ -107,8 +116,7 @@ class TopK:
             standardised,
             least_standardised,
             self._stability(),
-            histogram,
-            edges,
+            *others,
         )
 
     def _stability(self) -> Tensor:

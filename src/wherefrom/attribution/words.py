@@ -22,7 +22,7 @@ APART = (
     "Hits “stand apart” where the step from the last of them to the next is larger than chance "
     "makes among the best of many scores, at 5 % for each generated image: of twenty images for "
     "which nothing stands apart, about one looks as if something did. It is taken that the tail of "
-    "the scores falls off exponentially, and it takes five hits or more to tell."
+    "the scores falls off exponentially. The 16 scores that come after the hits are looked at, too."
 )
 STABLE = (
     "A score is a mean over draws of noise. The even and the odd draws alone would have given tops "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
+from ..attribution.ends import next_ones
 from ..attribution.result import Attribution
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Dataset, length
@@ -146,9 +147,11 @@ def settled(look: Look, queries: Tensor | Dataset, found: Attribution, top_k: in
         ids = ids.sort(1).values  # ties go to the smaller id
         own = scores.gather(1, torch.searchsorted(places, ids))
         own, order = own.sort(dim=1, descending=descending, stable=True)
-        return own[:, :top_k], ids.gather(1, order[:, :top_k])
+        return own, ids.gather(1, order[:, :top_k])
 
-    (high, indices), (low, least_indices) = ranked(best, True), ranked(least, False)
+    (known, indices), (low, least_indices) = ranked(best, True), ranked(least, False)
+    high = known[:, :top_k]
     unknown = torch.full_like(high, torch.nan)
     about = {**look.judge.about, "exact": look.share, "proposed_by": dict(found.about)}
-    return Attribution(indices, high, unknown, least_indices, low, about)
+    further = {"next_scores": next_ones(known, top_k)}
+    return Attribution(indices, high, unknown, least_indices, low[:, :top_k], about, **further)

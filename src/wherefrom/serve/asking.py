@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint, plain
+from ..attribution.ends import next_ones
 from ..attribution.result import Attribution
 from ..data.conditions import Cond, map_cond
 from ..data.items import split
@@ -284,7 +285,9 @@ def _settled(kept: dict[str, Any]) -> Attribution:
     ids, scores = zip(*kept["sources"][:SHOWN], strict=True)
     most, high = torch.tensor([ids]), torch.tensor([scores])
     least, low = (torch.tensor([part[:SHOWN]]) for part in kept["least"])
-    return Attribution(most, high, torch.full_like(high, torch.nan), least, low, kept["about"])
+    further = {"next_scores": next_ones(torch.tensor([[one for _, one in kept["sources"]]]), SHOWN)}
+    unknown = torch.full_like(high, torch.nan)
+    return Attribution(most, high, unknown, least, low, kept["about"], **further)
 
 
 def _progress(job: Job, only: str | None = None) -> Listener:
