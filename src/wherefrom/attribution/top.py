@@ -103,9 +103,9 @@ class TopK:
         if self._all.count < self.count:
             standing = [torch.full_like(part, torch.nan) for part in standing]
         percentiles, standardised, least_standardised = (part.float().cpu() for part in standing)
-        others = *self._histogram.result(), next_ones(known, self.top_k)
+        others = [*self._histogram.result(), next_ones(known, self.top_k)]
         if self._all.count < self.count:
-            others = tuple(torch.full_like(part, torch.nan) for part in others)
+            others = [torch.full_like(part, torch.nan) for part in others]
         return Attribution(
             indices.cpu(),
             scores.cpu(),
