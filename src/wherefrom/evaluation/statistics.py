@@ -279,14 +279,28 @@ def _resampled_auc(method: Tensor, random: Tensor, queries: Tensor) -> Tensor:
     difference = random[:, None, :] - method[None, :, None]
     # [Q of the method, Q of the controls]
     wins = ((difference > 0).double() + (difference == 0).double() / 2).mean(0)
-    drawn = torch.zeros(queries.shape, dtype=torch.float64).scatter_add_(
-        1, queries, torch.ones(queries.shape).double()
-    )
+    drawn = _how_often(queries)
     return (drawn @ wins * drawn).sum(1) / len(method) ** 2
 
 
 def _resampled_ratio(method: Tensor, random: Tensor, queries: Tensor) -> Tensor:
-    return _ratio(method[queries], random[:, queries].transpose(0, 1).flatten(1))
+    """The similarity ratio [R] of each resample of queries [R, Q], as `similarity_ratio` has it:
+    sorted once, a resample is how often each value comes.
+    """
+    drawn = _how_often(queries)
+    values, order = random.flatten().sort()
+    upto = drawn.repeat(1, len(random))[:, order].cumsum(1)  # [R, controls x Q]
+    count = values.numel()
+    middle = torch.tensor([(count - 1) // 2, count // 2], dtype=torch.float64) + 0.5
+    places = torch.searchsorted(upto, middle.expand(len(queries), 2).contiguous())
+    median = values[places].mean(1).clamp(min=_FLOOR)
+    return 100 * (drawn @ method / len(method) / median - 1)
+
+
+def _how_often(queries: Tensor) -> Tensor:
+    """How often each of Q queries is in each of the resamples [R, Q]: [R, Q]."""
+    ones = torch.ones(queries.shape, dtype=torch.float64)
+    return torch.zeros_like(ones).scatter_add_(1, queries, ones)
 
 
 # --- two methods ----------------------------------------------------------------------------------
