@@ -163,8 +163,8 @@ class Curvature:
                 return self
             moments = summed
         state = {**artefact.state, "about": dict(about or {})}
-        if artefact.state and artefact.state != plain(state):  # fitted before, for other settings
-            artefact.commit(state)
+        if share().first and artefact.state and artefact.state != plain(state):
+            artefact.commit(state)  # fitted before, for other settings
         self._take(moments, artefact, pulse)
         return self
 

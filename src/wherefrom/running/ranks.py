@@ -8,13 +8,13 @@ wait as long as the slowest works; sums go by the group's own backend.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -96,14 +96,31 @@ def shard(number: int, of: int) -> Iterator[Share]:
 
 
 def meet(what: str) -> None:
-    """Wait until all are here; one that has ended is named."""
-    if not share().joined:
+    """Wait until all are here; where one has ended, the first of them says which and ends too, and
+    so do those that wait for the first.
+    """
+    here = share()
+    if not here.joined:
         return
-    group = _words()
-    try:
-        dist.monitored_barrier(group, timeout=_PATIENCE, wait_all_ranks=False)
-    except RuntimeError as error:
-        raise WherefromError(_gone(what, error)) from error
+    gone = _missing(here)
+    if gone is not None:
+        raise WherefromError(
+            f"process {gone} of {here.world} ended before {what} was done: see what it said, and "
+            "run the same command again to go on"
+        )
+
+
+def _missing(here: Share) -> int | None:
+    """A process that has ended, if any has: the first hears from each, and then tells all."""
+    group, word = _words(), torch.zeros(1)
+    others = range(1, here.world) if here.first else range(1)
+    for turn in (dist.recv, dist.send) if here.first else (dist.send, dist.recv):
+        for other in others:
+            try:
+                turn(word, other, group)
+            except RuntimeError:
+                return other
+    return None
 
 
 def gathered(mine: Any, what: str) -> list[Any]:
@@ -119,6 +136,17 @@ def gathered(mine: Any, what: str) -> list[Any]:
 
 def summed(tensors: Mapping[str, Tensor], what: str) -> None:
     """Add up tensors of the same names over all processes, in place and in float64."""
+    _reduced(tensors, what, dist.ReduceOp.SUM)
+
+
+def largest(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Take the largest of every number of tensors of the same names over all processes, in
+    place.
+    """
+    _reduced(tensors, what, dist.ReduceOp.MAX)
+
+
+def _reduced(tensors: Mapping[str, Tensor], what: str, how: Any) -> None:
     if not share().joined:
         return
     meet(what)
@@ -126,7 +154,7 @@ def summed(tensors: Mapping[str, Tensor], what: str) -> None:
     for name in sorted(tensors):
         tensor = tensors[name]
         total = tensor.double() if on_device or not tensor.is_cuda else tensor.double().cpu()
-        dist.all_reduce(total)
+        dist.all_reduce(total, how)
         tensor.copy_(total)
 
 
@@ -140,15 +168,3 @@ def _words() -> Any:
         _groups.clear()
         _groups[id(whole_group)] = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return _groups[id(whole_group)]
-
-
-def _gone(what: str, error: RuntimeError) -> str:
-    """Who has ended, as far as can be told."""
-    here = share()
-    named = [int(number) for number in re.findall(r"[Rr]ank (\d+)", str(error))]
-    others = [number for number in named if number != here.rank]
-    who = f"process {others[-1]}" if others else "another process"
-    return (
-        f"{who} of {here.world} ended before {what} was done: see what it said, and run the "
-        "same command again to go on"
-    )
