@@ -54,6 +54,12 @@ class Exact:
 
         None: all; a number: so many, evenly spaced; or a list of indices.
         """
+        here = self.store
+        if here.given < here.images:
+            raise WherefromError(
+                f"the {here.artefact.kind} in {here.folder} holds {here.given} of {here.images} "
+                "images, as its shards are not joined yet: build it once more without a shard"
+            )
         if len(self.store) == 0:
             raise WherefromError(
                 f"every item of this {self.store.artefact.kind} was deleted: append others before "
