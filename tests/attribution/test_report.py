@@ -668,3 +668,63 @@ def test_a_sheet_takes_captions_of_any_length_and_kind(tmp_path):
 
     found().contact_sheet(tmp_path / "sheet.png", Worded(coloured()))
     assert Image.open(tmp_path / "sheet.png").size[0] < 2000
+
+
+# --- what queries are called ----------------------------------------------------------------------
+
+NAMES = ["seed-0003-star.png, star", "<b>seed-0004</b>\x1b"]
+
+
+def test_a_report_calls_each_query_by_the_name_it_is_given(tmp_path):
+    hits, dataset = found(), coloured()
+    hits.report(tmp_path / "r.html", dataset, Subset(dataset, [3, 4]), names=NAMES)
+    page = parsed(tmp_path / "r.html")
+    titles = [one["text"] for one in page.all("h3") if "article" in one["inside"]]
+    shown = ["Image 1: seed-0003-star.png, star", "Image 2: <b>seed-0004</b>\ufffd"]
+    assert titles == shown
+    contents = [one["text"] for one in page.all("a") if "nav" in one["inside"]]
+    assert all(title in one for title, one in zip(shown, contents, strict=True))
+    alts = [one["at"]["alt"] for one in page.all("img") if "article" in one["inside"]]
+    assert alts[0] == "Generated image 1: seed-0003-star.png, star"
+    assert alts[17] == "Generated image 2: <b>seed-0004</b>\ufffd"
+
+
+def test_tables_and_sheets_take_the_names_of_queries_too(tmp_path):
+    hits, dataset = found(), coloured()
+    hits.to_csv(tmp_path / "hits.csv", dataset, names=["=1+1", "two"])
+    assert [row["query_name"] for row in rows_of(tmp_path / "hits.csv")[::16]] == ["'=1+1", "two"]
+    hits.to_csv(tmp_path / "bare.csv", names=["one", "two"])
+    assert rows_of(tmp_path / "bare.csv")[0]["query_name"] == "one"
+    hits.to_json(tmp_path / "hits.json", dataset, names=["one", "two"])
+    told = json.loads((tmp_path / "hits.json").read_text())
+    assert [one["name"] for one in told["queries"]] == ["one", "two"]
+    for number, names in enumerate([["one", "two"], None]):
+        hits.contact_sheet(
+            tmp_path / f"{number}.png", dataset, Subset(dataset, [3, 4]), names=names
+        )
+    assert (tmp_path / "0.png").read_bytes() != (tmp_path / "1.png").read_bytes()
+
+
+def test_a_name_that_is_the_prompt_is_said_once_and_an_empty_one_leaves_the_number(tmp_path):
+    prompts = Pictures([Image.new("RGB", (8, 8))] * 2)
+    prompts._texts = ["a cat", "a dog"]
+    found().report(tmp_path / "r.html", coloured(), prompts, names=["a cat", ""])
+    cards = [one["text"] for one in parsed(tmp_path / "r.html").all("article")]
+    assert cards[0].startswith("Image 1: a cat")
+    assert cards[0].count("a cat") == 1
+    assert cards[1].startswith("Image 2“a dog”")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["one"], "names has 1 texts and 2 queries"),
+        ("ab", "names is 'ab'"),
+        ([1, 2], r"names is \[1, 2\]"),
+        (7, "names is 7"),
+    ],
+)
+def test_names_that_do_not_fit_the_queries_are_refused(tmp_path, names, said):
+    for write in (found().report, found().to_csv, found().to_json, found().contact_sheet):
+        with pytest.raises(WherefromError, match=said):
+            write(tmp_path / "x", coloured(), names=names)

@@ -14,8 +14,9 @@ from ..artefacts.files import save_bytes
 from ..artefacts.identity import fingerprint
 from ..data.fingerprint import known_fingerprint
 from ..errors import WherefromError, need
-from .drawn import share_drawn, spread_drawn
-from .groups import RESAMPLES, Group, chosen_columns, totals
+from .drawn import spread_drawn
+from .grouped import groups_section
+from .groups import chosen_columns
 from .markup import Html, tag
 from .style import STYLE
 from .thumbs import data_uri
@@ -102,7 +103,7 @@ class Page:
             aria_labelledby="images",
         )
         if self.columns:
-            yield self._groups()
+            yield groups_section(self.told, self.columns)
         yield self._trust()
         yield self._settings()
 
@@ -116,6 +117,7 @@ class Page:
             self._image(best.index, _GLANCE),
             tag(
                 "span",
+                tag("span", *self._title(query), class_="called") if self.told.named else None,
                 tag("strong", _standing(best), class_=found),
                 tag("span", self._verdict(query), class_="small"),
             ),
@@ -135,8 +137,10 @@ class Page:
             self._asked(query, _QUERY),
             tag(
                 "div",
-                tag("h3", f"Image {query + 1}", id=f"{name}-is"),
-                None if not prompt else tag("p", tag("bdi", f"“{prompt}”"), class_="prompt"),
+                tag("h3", *self._title(query), id=f"{name}-is"),
+                None
+                if prompt in (None, "", told.name(query))
+                else tag("p", tag("bdi", f"“{prompt}”"), class_="prompt"),
                 tag("p", self._verdict(query), class_="badge found" if apart else "badge"),
                 tag("p", self._stability(query), class_="pale"),
             ),
@@ -156,7 +160,12 @@ class Page:
     def _asked(self, query: int, side: int) -> Html:
         if self.told.queries is None:
             return tag("span", str(query + 1), class_="blank", aria_hidden="true")
-        return self._shown(self.told.queries.image(query), side, f"Generated image {query + 1}")
+        alt = f"Generated {self.told.called(query)}"
+        return self._shown(self.told.queries.image(query), side, alt)
+
+    def _title(self, query: int) -> tuple[object, ...]:
+        name = self.told.name(query)
+        return (f"Image {query + 1}", *((": ", tag("bdi", name)) if name else ()))
 
     def _image(self, index: int, side: int) -> Html:
         if (index, side) not in self._made:  # an image may be a hit of many queries
@@ -254,51 +263,6 @@ class Page:
 
     # --- all of them ----------------------------------------------------------------------------
 
-    def _groups(self) -> Html:
-        told = self.told
-        how = (
-            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The upright "
-            "mark is the group's share of the training set: hits drawn blindly would fall there. "
-            "The thin line is an interval of 95 %, found by drawing queries again with "
-            f"replacement, and of each its hits, {RESAMPLES:,} times from seed 0; a group with "
-            "none or all of the hits of n images gets 3 / n of room. Of twenty groups that do not "
-            "matter, one looks as if it did."
-        )
-        tables = [self._table(name) for name in self.columns]
-        return tag(
-            "section",
-            tag("h2", "Who the hits are from", id="groups"),
-            tag("p", how, class_="pale"),
-            *tables,
-            aria_labelledby="groups",
-        )
-
-    def _table(self, name: str) -> Html:
-        found = totals(self.pictures.columns[name], self.told.ends.indices)
-        top = max(max(group.high if group.hits else 0, group.training) for group in found)
-        head = [("Group", None), ("Hits", "n"), ("Drawn", None), ("Share of the hits", "n")]
-        head += [("Of the training set", "n"), ("Against its share", None)]
-        return tag(
-            "div",
-            tag("h3", "By ", tag("bdi", name)),
-            tag(
-                "div",
-                tag(
-                    "table",
-                    tag(
-                        "thead",
-                        tag("tr", *(tag("th", one, scope="col", class_=c) for one, c in head)),
-                    ),
-                    tag("tbody", *(_row(group, top) for group in found)),
-                ),
-                class_="wide",
-                tabindex=0,
-                role="region",
-                aria_label=f"Hits by {name}",
-            ),
-            class_="column",
-        )
-
     def _trust(self) -> Html:
         known = [share for share in self.told.ends.stability.tolist() if not math.isnan(share)]
         stable = STABLE.format(percent(100 * statistics.median(known))) if known else None
@@ -329,27 +293,6 @@ class Page:
 
 def _drawn(spread: Spread, hits: Sequence[Hit], words: str) -> Html:
     return spread_drawn(spread, [hit.standardised for hit in hits], words)
-
-
-def _row(group: Group, top: float) -> Html:
-    called = f"{group.groups} others" if group.name is None else group.name or "(not given)"
-    times = f"{group.share / group.training:.1f} times"
-    words = {"more": "more than by chance", "fewer": "fewer than by chance"}
-    verdict = words.get(group.verdict, "may be chance")
-    return tag(
-        "tr",
-        tag("th", tag("bdi", called), scope="row"),
-        tag("td", str(group.hits), class_="n"),
-        tag("td", share_drawn(group, top), class_="draw"),
-        tag(
-            "td",
-            f"{percent(100 * group.share)} ({percent(100 * group.low)} to "
-            f"{percent(100 * group.high)})",
-            class_="n",
-        ),
-        tag("td", percent(100 * group.training), class_="n"),
-        tag("td", f"{times}, {verdict}"),
-    )
 
 
 def _are(count: int) -> str:
