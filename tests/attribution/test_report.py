@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 import wherefrom
 from helpers import Noise, small_dit, stirred
@@ -28,6 +28,7 @@ from wherefrom.attribution.apart import standing_apart
 from wherefrom.attribution.groups import chosen_columns, totals
 from wherefrom.attribution.markup import tag, text
 from wherefrom.attribution.pictures import Pictures
+from wherefrom.attribution.source import of_dataset, of_sets
 from wherefrom.attribution.style import STYLE
 from wherefrom.attribution.thumbs import encoded
 from wherefrom.attribution.top import TopK, both_ends
@@ -214,7 +215,9 @@ def test_headings_go_down_one_step_at_a_time_and_landmarks_have_names(page):
 def test_settings_and_fingerprints_are_told(tmp_path):
     denoiser = wherefrom.Denoiser(small_dit(), wherefrom.EDM())
     dataset = coloured()
-    found().report(tmp_path / "report.html", dataset, model=denoiser)
+    hits = found()
+    hits.about.update(of_dataset(dataset))
+    hits.report(tmp_path / "report.html", dataset, model=denoiser)
     page = parsed(tmp_path / "report.html")
     names = [one["text"] for one in page.all("th", scope="row")]
     rows = dict(zip(names[-6:], [one["text"] for one in page.all("td")][-6:], strict=True))
@@ -274,6 +277,18 @@ def test_elements_are_only_made_here():
         '<p title="&quot;&gt;&lt;i&gt;">&lt;b&gt;<b>&amp;</b></p>'
     )
     assert len(text("x" * 10**6)) == 400
+
+
+def test_the_pages_own_paragraphs_are_whole_and_only_peoples_texts_are_cut(tmp_path):
+    title, dataset = "<b>" + "x" * 1000, coloured()
+    found().report(tmp_path / "r.html", dataset, title=title, names=["y" * 1000, "z"])
+    page = parsed(tmp_path / "r.html")
+    paragraphs = [one["text"] for one in page.all("p") if "section" in one["inside"]]
+    assert all(one[-1] in ".:" for one in paragraphs if len(one) > 100)
+    assert any(one.endswith("matter, one looks as if it did.") for one in paragraphs)
+    assert any(one.endswith("come after the hits are looked at, too.") for one in paragraphs)
+    assert len(page.all("h1")[0]["text"]) == 400
+    assert len(page.all("h3")[0]["text"]) == 400 + len("Image 1: ")
 
 
 def test_with_pictures_of_512_pixels_eight_queries_and_eight_hits_stay_under_5_mb(tmp_path):
@@ -396,6 +411,8 @@ def test_a_set_that_cannot_be_the_one_attributed_to_is_refused(tmp_path):
             WherefromError, match=r"item \d+ was found, and the data set has only 5"
         ):
             write(tmp_path / "x", coloured(5))
+    with pytest.raises(WherefromError, match="60 items were attributed to, and this one has 70"):
+        hits.report(tmp_path / "x", coloured(70))  # a mean of all 60 would stand beside 70
     with pytest.raises(WherefromError, match="3 queries and 2 were attributed"):
         hits.report(tmp_path / "x", coloured(), coloured(3))
     with pytest.raises(WherefromError, match=r"x\[None\]"):
@@ -728,3 +745,83 @@ def test_names_that_do_not_fit_the_queries_are_refused(tmp_path, names, said):
     for write in (found().report, found().to_csv, found().to_json, found().contact_sheet):
         with pytest.raises(WherefromError, match=said):
             write(tmp_path / "x", coloured(), names=names)
+
+
+# --- which data they are of -----------------------------------------------------------------------
+
+
+def writers(hits):
+    return hits.report, hits.to_csv, hits.to_json, hits.contact_sheet
+
+
+def test_hits_shown_with_another_data_set_of_the_same_length_are_refused(tmp_path):
+    dataset = Noise(30).x
+    other = -dataset
+    hits = wherefrom.baselines.Pixel().fit(dataset).attribute(dataset[:2], dataset, 4)
+    for write in writers(hits):
+        write(tmp_path / "x", dataset)
+        with pytest.raises(WherefromError, match="these hits are of another data set"):
+            write(tmp_path / "x", other)
+        with pytest.raises(WherefromError, match="these hits are of another data set"):
+            write(tmp_path / "x", Pictures(other))
+
+
+def test_a_part_that_is_all_of_a_set_is_that_set_and_another_order_is_not(tmp_path):
+    dataset = coloured()
+    hits = wherefrom.baselines.Pixel().fit(dataset).attribute(Subset(dataset, [0, 1]), dataset, 4)
+    assert hits.about["data"] == [
+        {"images": 60, "fingerprint": wherefrom.data.fingerprint.data_fingerprint(dataset)}
+    ]
+    hits.to_csv(tmp_path / "x", Subset(dataset, range(60)))
+    hits.to_csv(tmp_path / "x", Subset(Subset(dataset, range(60)), list(range(60))))
+    with pytest.raises(WherefromError, match="another data set"):
+        hits.to_csv(tmp_path / "x", Subset(dataset, range(59, -1, -1)))
+
+
+def test_a_set_whose_fingerprint_nobody_knows_is_known_by_its_length_alone(tmp_path):
+    items = [torch.zeros(1, 8, 8)] * 30
+    hits = both_ends(torch.rand(1, 30), 4, about={"method": "mine"})
+    hits.to_csv(tmp_path / "x", items)
+    hits.about.update(of_sets([(30, "0123456789abcdef")]))
+    hits.to_csv(tmp_path / "x", items)
+    with pytest.raises(WherefromError, match="30 items were attributed to, and this one has 31"):
+        hits.to_csv(tmp_path / "x", [*items, items[0]])
+
+
+def test_the_settings_name_the_set_that_was_attributed_to(tmp_path):
+    hits = both_ends(torch.rand(1, 30), 4, about={"method": "mine", "proposed": {"data": 3}})
+    hits.report(tmp_path / "r.html", [torch.zeros(1, 8, 8)] * 30)
+    names = [one["text"] for one in parsed(tmp_path / "r.html").all("td")]
+    assert "was not noted" in names
+    hits.about.update(of_sets([(28, "first"), (2, "second")]))
+    hits.report(tmp_path / "r.html", [torch.zeros(1, 8, 8)] * 30)
+    page = parsed(tmp_path / "r.html")
+    heads = [one["text"] for one in page.all("th", scope="row")]
+    rows = dict(zip(heads, [one["text"] for one in page.all("td")], strict=True))
+    assert rows["fingerprint of the data set"] == "first"
+    assert rows["fingerprint of the 2 appended"] == "second"
+    assert "data" not in rows
+
+
+def test_hits_of_an_index_know_its_data_what_was_appended_and_what_was_deleted(tmp_path):
+    first, more = Noise(20).x, -Noise(4).x
+    draws = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    denoiser = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
+    index = wherefrom.TID(denoiser, draws).fit(first).index(first, dim=16)
+    index.search(first[:1], 3).to_csv(tmp_path / "x", first)
+    index.append(more)
+    index.delete([2])
+    hits = index.search(first[:1], 3)
+    both = ConcatDataset([first, more])
+    hits.report(tmp_path / "r.html", both)
+    lead = parsed(tmp_path / "r.html").all("p", **{"class": "lead"})[0]["text"]
+    assert "those of 23 training images" in lead
+    looked = index.search(first[:1], 3, exact=0.5, dataset=torch.cat([first, more]))
+    for one in (hits, looked):
+        one.to_csv(tmp_path / "x", torch.cat([first, more]))  # cannot be taken apart: by length
+        one.to_csv(tmp_path / "x", ConcatDataset([first, more]))
+        with pytest.raises(WherefromError, match="these hits are of another data set"):
+            one.to_csv(tmp_path / "x", ConcatDataset([first, -more]))
+        with pytest.raises(WherefromError, match="24 items were attributed to"):
+            one.to_csv(tmp_path / "x", torch.cat([first, more, more]))
+    assert "data" not in looked.about["proposed_by"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .drawn import share_drawn
 from .groups import RESAMPLES, Group, totals
-from .markup import Html, tag
+from .markup import Html, own, tag
 from .told import Told
 from .words import percent
 
@@ -26,7 +26,7 @@ def groups_section(told: Told, columns: Sequence[str]) -> Html:
     return tag(
         "section",
         tag("h2", "Who the hits are from", id="groups"),
-        tag("p", how, class_="pale"),
+        tag("p", own(how), class_="pale"),
         *(_table(told, name) for name in columns),
         aria_labelledby="groups",
     )

@@ -12,12 +12,12 @@ from typing import Any
 
 from ..artefacts.files import save_bytes
 from ..artefacts.identity import fingerprint
-from ..data.fingerprint import known_fingerprint
 from ..errors import WherefromError, need
 from .drawn import spread_drawn
 from .grouped import groups_section
 from .groups import chosen_columns
-from .markup import Html, tag
+from .markup import Html, own, tag
+from .source import sets_of, without_sets
 from .style import STYLE
 from .thumbs import data_uri
 from .told import Hit, Spread, Told
@@ -86,7 +86,7 @@ class Page:
         told, method = self.told, self.told.ends.about.get("method", "attribution")
         images = "image" if len(told) == 1 else "images"
         lead = (
-            f"{len(told)} generated {images}, each beside those of {len(self.pictures):,} training "
+            f"{len(told)} generated {images}, each beside those of {self._count:,} training "
             f"images that {method} finds most and least influential."
         )
         return tag("header", tag("h1", self.title), tag("p", lead, class_="lead"))
@@ -214,9 +214,14 @@ class Page:
         return "the first hit stands apart" if apart == 1 else f"the first {apart} hits stand apart"
 
     @property
+    def _count(self) -> int:
+        """How many training images there were; some may have been deleted from an index since."""
+        return self.told.scored or len(self.pictures)
+
+    @property
     def _rest(self) -> float:
         """The share of the training images that hits are compared with."""
-        return min(0.99, 1 - self.told.top_k / len(self.pictures))
+        return min(0.99, 1 - self.told.top_k / self._count)
 
     def _says(self, query: int) -> Iterator[object]:
         spread, best = self.told.spread(query), self.told.hits(query)[0]
@@ -269,15 +274,21 @@ class Page:
         return tag(
             "section",
             tag("h2", "What these scores establish, and what not", id="trust"),
-            tag("div", *(tag("p", one) for one in [*TRUST, APART, stable] if one), class_="notes"),
+            tag(
+                "div",
+                *(tag("p", own(one)) for one in [*TRUST, APART, stable] if one),
+                class_="notes",
+            ),
             aria_labelledby="trust",
         )
 
     def _settings(self) -> Html:
-        about = dict(_flat(self.told.ends.about))
-        data = known_fingerprint(self.pictures.dataset)
-        about["training images"] = f"{len(self.pictures):,}"
-        about["fingerprint of the data set"] = data or "not known: it has no fingerprint()"
+        about = dict(_flat(without_sets(self.told.ends.about)))
+        sets = sets_of(self.told.ends.about)
+        about["training images"] = f"{self._count:,}"
+        about["fingerprint of the data set"] = sets[0][1] if sets else "was not noted"
+        for images, data in sets[1:]:
+            about[f"fingerprint of the {images:,} appended"] = data
         about["fingerprint of the model"] = self.model or "not given"
         rows = [
             tag("tr", tag("th", name, scope="row"), tag("td", value))

@@ -21,6 +21,7 @@ from ..errors import WherefromError
 from .apart import standing_apart
 from .ends import Ends
 from .pictures import Metadata, Pictures
+from .source import check_same, scored
 
 _NUMBERS = (
     "query",
@@ -94,12 +95,8 @@ class Told:
         self.ends = ends
         self._names = None if names is None else _checked_names(names, len(ends))
         self.pictures, self.queries = _of(dataset, metadata), _of(queries, None, generated=True)
-        highest = int(max(ends.indices.max(), ends.least_indices.max()))
-        if self.pictures is not None and highest >= len(self.pictures):
-            raise WherefromError(
-                f"item {highest} was found, and the data set has only {len(self.pictures)} items: "
-                "give the one that was attributed to, with the items that were appended to it"
-            )
+        if self.pictures is not None:
+            check_same(ends, self.pictures.dataset)
         if self.queries is not None and len(self.queries) != len(ends):
             raise WherefromError(
                 f"there are {len(self.queries)} queries and {len(ends)} were attributed: give "
@@ -126,6 +123,11 @@ class Told:
     def named(self) -> bool:
         """Whether queries have names."""
         return self._names is not None
+
+    @property
+    def scored(self) -> int | None:
+        """How many training items were scored; None where not all of them were."""
+        return scored(self.ends)
 
     def hits(self, query: int, most: bool = True) -> list[Hit]:
         """The hits of one query, the most or the least influential first."""
