@@ -280,8 +280,8 @@ def test_elements_are_only_made_here():
 
 
 def test_the_pages_own_paragraphs_are_whole_and_only_peoples_texts_are_cut(tmp_path):
-    title, dataset = "<b>" + "x" * 1000, coloured()
-    found().report(tmp_path / "r.html", dataset, title=title, names=["y" * 1000, "z"])
+    title, dataset, names = "<b>" + "x" * 1000, coloured(), ["y" * 1000, "z", "", ""]
+    found(queries=4).report(tmp_path / "r.html", dataset, title=title, names=names)
     page = parsed(tmp_path / "r.html")
     paragraphs = [one["text"] for one in page.all("p") if "section" in one["inside"]]
     assert all(one[-1] in ".:" for one in paragraphs if len(one) > 100)
@@ -518,11 +518,45 @@ def test_columns_that_have_groups_are_found_and_others_must_be_there():
         "url": ["1", "2", "3", "4"],
         "artist": ["p", "q", "p", "q"],
     }
-    assert chosen_columns(columns, None) == ["label", "artist"]
-    assert chosen_columns(columns, "url") == ["url"]
+    assert chosen_columns(columns, None) == [("artist",), ("label", "folder")]
+    assert chosen_columns(columns, "url") == [("url",)]
     assert chosen_columns(columns, []) == []
     with pytest.raises(WherefromError, match="no column 'painter'"):
         chosen_columns(columns, ["painter"])
+    for wrong in (3, [3], {"artist": 1}):
+        with pytest.raises(WherefromError, match="group is"):
+            chosen_columns(columns, wrong)
+
+
+def test_a_column_that_people_wrote_is_shown_where_it_divides_as_the_folders_do(tmp_path):
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        path = tmp_path / "pictures" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    dataset = wherefrom.data.folder(tmp_path / "pictures", labels=True)
+    artists = {"artist": ["Ann", "Ann", "Bob", "Bob"]}
+    hits = both_ends(torch.rand(4, 4, generator=torch.Generator().manual_seed(0)), 2)
+    hits.report(tmp_path / "r.html", dataset, metadata=artists)
+    page = parsed(tmp_path / "r.html")
+    heading = [one["text"] for one in page.all("h3")][-1]
+    assert heading == "By artist, as label and folder divide them, too"
+    assert {one["text"] for one in page.all("th", scope="row")} >= {"Ann", "Bob"}
+
+
+@pytest.mark.parametrize(
+    ("queries", "said"), [(1, "One image: its hits"), (3, "3 images: their hits"), (4, None)]
+)
+def test_of_a_few_images_counts_are_told_and_no_intervals_or_verdicts(tmp_path, queries, said):
+    found(queries=queries).report(tmp_path / "r.html", coloured())
+    page = parsed(tmp_path / "r.html")
+    cells = [one["text"] for one in page.all("td") if "section" in one["inside"]]
+    shares = [one for one in cells if " times" in one]
+    told = [one["text"] for one in page.all("p") if "section" in one["inside"]]
+    assert any("chance" in one for one in shares) == (said is None)
+    assert any(" % to " in one or " to 100" in one for one in cells) == (said is None)
+    assert bool(page.all("line", **{"class": "reach"})) == (said is None)
+    assert any("interval of 95" in one for one in told) == (said is None)
+    assert said is None or any(f"{said} cannot tell chance from more" in one for one in told)
 
 
 def test_the_page_shows_the_groups_that_are_asked_for(tmp_path):
@@ -631,7 +665,7 @@ def test_a_column_that_is_called_like_one_of_ours_is_told_from_it(tmp_path):
         ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
         ("-2+3", "'-2+3"),
         ("@SUM(A1)", "'@SUM(A1)"),
-        ("\t=1", "'\t=1"),
+        ("\t=1", "'\t'=1"),
         ("  =1", "'  =1"),
         ("\uff1d1", "'\uff1d1"),
         ("-5", "-5"),  # a number is one
@@ -639,6 +673,14 @@ def test_a_column_that_is_called_like_one_of_ours_is_told_from_it(tmp_path):
         ("a = b", "a = b"),
         ('say "hi", you', 'say "hi", you'),
         ("two\nlines", "two\nlines"),
+        ("nice;=HYPERLINK(1)", "nice;'=HYPERLINK(1)"),  # where cells are split at ;
+        ("a\t@SUM(A1)", "a\t'@SUM(A1)"),
+        ("a\n=1", "a\n'=1"),
+        ('a; "=1"', 'a;\' "=1"'),
+        ("=1;=2", "'=1;'=2"),
+        ("a;-5", "a;-5"),
+        ("a;-5+1", "a;'-5+1"),
+        ("a;b=c", "a;b=c"),
     ],
 )
 def test_no_text_in_csv_is_a_formula(tmp_path, cell, written):
@@ -648,6 +690,22 @@ def test_no_text_in_csv_is_a_formula(tmp_path, cell, written):
     assert rows[0][-1] == written
     assert {row[-2] for row in rows[1:]} == {written}
     assert len({len(row) for row in rows}) == 1
+
+
+def test_an_attribution_shows_itself_in_one_short_line():
+    first, second = (", ".join(map(str, row[:3].tolist())) for row in found().indices)
+    shown = f"<Attribution of 2 queries by TID, top 8; 0: {first}, ...; 1: {second}, ...>"
+    assert repr(found()) == shown
+    assert repr(both_ends(torch.tensor([[1.0, 2.0]]), 2)) == (
+        "<Attribution of 1 query by some method, top 2; 0: 1, 0>"
+    )
+    assert len(repr(found(queries=500))) < 200
+
+
+def test_one_image_is_not_called_each(tmp_path):
+    for queries, said in ((1, "1 generated image, beside those"), (2, "images, each beside those")):
+        found(queries=queries).report(tmp_path / "r.html", coloured())
+        assert said in parsed(tmp_path / "r.html").all("p", **{"class": "lead"})[0]["text"]
 
 
 def test_json_holds_everything_and_texts_as_they_are(tmp_path):

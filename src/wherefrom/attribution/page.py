@@ -46,7 +46,7 @@ class Page:
         if told.pictures is None:
             raise WherefromError("a report shows training images: give the data set")
         self.told, self.pictures, self.title = told, told.pictures, title
-        self.columns = chosen_columns(self.pictures.columns, group)
+        self.divisions = chosen_columns(self.pictures.columns, group)
         self.model = _model(model)
         self._made: dict[tuple[int, int], Html] = {}  # by index and side
         shown = len(told) * (2 * told.top_k + 3)
@@ -84,9 +84,9 @@ class Page:
 
     def _header(self) -> Html:
         told, method = self.told, self.told.ends.about.get("method", "attribution")
-        images = "image" if len(told) == 1 else "images"
+        images = "image," if len(told) == 1 else "images, each"
         lead = (
-            f"{len(told)} generated {images}, each beside those of {self._count:,} training "
+            f"{len(told)} generated {images} beside those of {self._count:,} training "
             f"images that {method} finds most and least influential."
         )
         return tag("header", tag("h1", self.title), tag("p", lead, class_="lead"))
@@ -102,8 +102,8 @@ class Page:
             *(self._card(query) for query in range(len(self.told))),
             aria_labelledby="images",
         )
-        if self.columns:
-            yield groups_section(self.told, self.columns)
+        if self.divisions:
+            yield groups_section(self.told, self.divisions)
         yield self._trust()
         yield self._settings()
 
@@ -185,7 +185,7 @@ class Page:
         bar = tag("span", tag("span", style=f"width:{100 * share:.0f}%"), class_="bar")
         name, words = self.pictures.name(hit.index), self.told.words(hit.index)
         about = [f"no. {hit.index}" if name == str(hit.index) else name]
-        for column in self.columns if hit.most else ():
+        for column, *_ in self.divisions if hit.most else ():
             value = self.pictures.columns[column][hit.index]
             if value not in ("", words):
                 about.append(value if any(map(str.isalpha, value)) else f"{column} {value}")

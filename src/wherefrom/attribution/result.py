@@ -17,6 +17,7 @@ from .pictures import Metadata
 from .sheet import draw_sheet
 from .told import Told, save_csv, save_told
 
+_FIRST = 3  # queries, and hits of each, that are shown in brief
 _PATH = str | os.PathLike[str]
 
 
@@ -26,6 +27,16 @@ class Attribution(Ends):
     Where a data set is asked for, it is the one that was attributed to, in the same order; items
     that were appended to an index come after it (torch's ConcatDataset). `Pictures` do as well.
     """
+
+    def __repr__(self) -> str:
+        method, (queries, k) = self.about.get("method", "some method"), self.indices.shape
+        rows = [
+            f"{query}: {', '.join(map(str, row[:_FIRST]))}{', ...' if k > _FIRST else ''}"
+            for query, row in enumerate(self.indices[:_FIRST].tolist())
+        ]
+        more = "; ..." if queries > _FIRST else ""
+        count = "1 query" if queries == 1 else f"{queries} queries"
+        return f"<Attribution of {count} by {method}, top {k}; {'; '.join(rows)}{more}>"
 
     def report(
         self,

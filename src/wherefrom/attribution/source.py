@@ -81,9 +81,13 @@ def _parts(dataset: Any, sets: list[tuple[int, str]]) -> list[Any]:
     """The sets that a data set is made of, one for each that is known; none where it cannot be
     taken apart so.
     """
-    while type(dataset) is Subset and list(dataset.indices) == list(range(length(dataset.dataset))):
+    while type(dataset) is Subset and list(dataset.indices) == list(range(_count(dataset.dataset))):
         dataset = dataset.dataset  # all of it: the same set by another name
     if len(sets) <= 1:
         return [dataset]
     parts = list(dataset.datasets) if isinstance(dataset, ConcatDataset) else []
-    return parts if [length(part) for part in parts] == [images for images, _ in sets] else []
+    return parts if [_count(part) for part in parts] == [images for images, _ in sets] else []
+
+
+def _count(dataset: Any) -> int:
+    return len(dataset)

@@ -35,8 +35,11 @@ _NUMBERS = (
 )
 _WORDS = ("name", "caption")
 _NAME = "query_name"
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four are the wide ones
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"  # of formulas; the last four are the wide ones
+_FORMULA = re.compile(rf" *[{_SIGNS}\t\r\n]")
+_NUMBER = r"[+-]?\d+(\.\d+)?"
+# where a spreadsheet may split a text, and what is behind it begins a formula and is no number
+_BEHIND = re.compile(rf"(?<=[;\t\r\n])(?! *{_NUMBER}([;\t\r\n]|$))(?=[ \"]*[{_SIGNS}])")
 
 
 @dataclass(frozen=True)
@@ -245,10 +248,9 @@ def _cell(value: Any) -> Any:
 
 
 def _harmless(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    if text.lstrip(" ").startswith(_FORMULA) and not _NUMBER.fullmatch(text):
-        return f"'{text}"
-    return text
+    """A text that no spreadsheet takes for a formula, wherever it splits it."""
+    begins = _FORMULA.match(text) and not re.fullmatch(_NUMBER, text)
+    return ("'" if begins else "") + _BEHIND.sub("'", text)
 
 
 def save_told(path: str | os.PathLike[str], told: Told) -> None:
