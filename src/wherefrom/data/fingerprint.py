@@ -2,7 +2,8 @@
 one carries.
 
 A data set with a method `fingerprint()` says for itself what it is; those of image files say the
-names, sizes and times of their files. Any other is read once, item by item, and its content hashed.
+names of their files and what is in them (`contents.py`). Any other is read once, item by item, and
+its content hashed.
 """
 
 from __future__ import annotations
