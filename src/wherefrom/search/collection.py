@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..attribution.result import Attribution, joined
+from ..attribution.source import of_sets
 from ..attribution.top import check_top_k
 from ..data.items import Cond, Dataset, item_shape, query_count, read
 from ..data.manner import Manner, say_misfit
@@ -138,6 +139,14 @@ class Collection(ABC):
         """The vectors of some items, as they are stored: [n, M, d] float32 on the CPU."""
         return self.store.vectors(ids)
 
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What an attribution carries: the method with its settings, and the data it is of."""
+        sets = self.store.sets
+        # an earlier wherefrom did not note what it appended
+        noted = sum(count for count, _ in sets) == self.store.given
+        return {**self.about, **(of_sets(sets) if noted else {})}
+
     # --- search ---------------------------------------------------------------------------------
 
     def search(
@@ -187,7 +196,7 @@ class Collection(ABC):
         """`search` with vectors [Q, m, d] at these draws in place of images."""
         here = self.as_it_is()
         chosen = here.exact.chosen_draws(draws)
-        about = {**self.about, "searched_draws": chosen}
+        about = {**here.carried, "searched_draws": chosen}
         return here.exact.nearest(vectors, top_k, chosen, self.device, about)
 
     def trace(

@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from ..attribution.ends import next_ones
 from ..attribution.result import Attribution
+from ..attribution.source import of_sets, sets_of, without_sets
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Dataset, length
 from ..diffusion.denoiser import Denoiser
@@ -152,6 +153,7 @@ def settled(look: Look, queries: Tensor | Dataset, found: Attribution, top_k: in
     (known, indices), (low, least_indices) = ranked(best, True), ranked(least, False)
     high = known[:, :top_k]
     unknown = torch.full_like(high, torch.nan)
-    about = {**look.judge.about, "exact": look.share, "proposed_by": dict(found.about)}
+    of, proposed = of_sets(sets_of(found.about)), without_sets(found.about)
+    about = {**look.judge.about, "exact": look.share, "proposed_by": proposed, **of}
     further = {"next_scores": next_ones(known, top_k)}
     return Attribution(indices, high, unknown, least_indices, low[:, :top_k], about, **further)
