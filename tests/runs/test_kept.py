@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ def test_of_an_attribution_of_an_older_version_the_network_is_not_known(
 def test_a_page_says_what_the_terminal_says(world: Path) -> None:
     page = opened(world).kept()[0].page
     assert "Zoe" not in page.read_text()
+    assert "seed-0000.png" in page.read_text(), "which file was asked about"
     path = world / "pictures" / "metadata.csv"
     path.write_text(path.read_text().replace("Ann", "Zoe"))
     (page.parent / "query-0.png").unlink()
@@ -230,7 +232,9 @@ def test_other_conditions_have_other_files() -> None:
 def test_a_picture_says_which_model_made_it(world: Path) -> None:
     mark = json.loads(Image.open(world / IMAGE).info["wherefrom"])
     assert len(mark["model"]) == 16
-    opened(world).attribute([world / IMAGE], top_k=2)  # a warning would be an error here
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened(world).attribute([world / IMAGE], top_k=2)
 
 
 @pytest.mark.parametrize(("said", "cond"), [(True, None), (1, 1), ("dog", "dog"), (2.5, None)])

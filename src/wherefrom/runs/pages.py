@@ -29,7 +29,15 @@ def write_page(
             keep_query(kept.images[place], query)
     asked = [read_query(path).image for path in kept.images]
     model = about.denoiser if kept.network is not None else None
-    kept.hits.report(kept.page, pictures, asked, model=model)
+    kept.hits.report(kept.page, pictures, asked, model=model, names=_called(kept))
+
+
+def _called(kept: Kept) -> list[str]:
+    """What each query is called: its file, and what it was generated from."""
+    return [
+        file if cond is None else f"{file} ({cond})"
+        for file, cond in zip(kept.files, kept.conds, strict=True)
+    ]
 
 
 def reported(
