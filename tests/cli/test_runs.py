@@ -282,8 +282,8 @@ def test_a_picture_that_is_none_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["generate", "--seed", "-1"], "--seed must be at least 0, not -1"),
-        (["generate", "--count", "0"], "--count must be at least 1, not 0"),
+        (["generate", "--seed", "-1"], "--seed must be from 0 to 9223372036854775807, not -1"),
+        (["generate", "--count", "0"], "--count must be from 1 to 100000, not 0"),
         (["generate", "--class", "dog"], "this model takes no condition: leave 'dog' out"),
         (["generate", "--class", "dog", "--prompt", "x"], "give --class or --prompt"),
         (["generate", "--device", "tpu"], "there is no device 'tpu'"),

@@ -18,7 +18,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from test_runs import asked, begun, refused
 
-from pipelines import saved_world
+from pipelines import pipeline, saved_world
 from tiny_runs import network, pictures, small_preset
 from wherefrom.cli.talk import visible
 
@@ -323,3 +323,15 @@ def test_a_closed_stdout_is_said() -> None:
     )
     assert done.returncode == 1
     assert done.stderr == "wherefrom: stdout is closed: send it somewhere, as to /dev/null\n"
+
+
+def test_a_missing_class_of_a_pipeline_is_said_before_it_is_opened() -> None:
+    pipeline("dit").save_pretrained("pipe")
+    for name in ("cat", "dog"):
+        Path("images", name).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(f"images/{name}/a.png")
+    given = ("--pipeline", "pipe", "--images", "images", "--labels")
+    assert asked("init", "run", *given).exit_code == 0
+    assert "say which of cat, dog it is with --class" in refused("generate", "run")
+    assert "takes no prompt: use --class" in refused("generate", "run", "--prompt", "cat")
+    assert nothing_made(Path("run"))

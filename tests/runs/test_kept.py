@@ -104,7 +104,7 @@ def test_a_report_of_another_process_is_refused(world: Path) -> None:
 def test_what_can_be_reported_is_and_what_cannot_is_said(world: Path) -> None:
     old = opened(world).kept()[0].name
     other_weights(world)
-    with pytest.warns(UserWarning, match="says that another model made it"):
+    with pytest.warns(UserWarning, match="says that another model"):
         new = opened(world).attribute([world / IMAGE], top_k=2).name
     assert new != old
     with pytest.warns(UserWarning, match=f"{old} is left out"):
@@ -188,9 +188,12 @@ def test_a_changed_forward_makes_anew_what_was_made_with_the_old_one(world: Path
     (world / "net.py").write_text(
         NETWORK.replace("torch.tanh(block(h))", "2 * torch.tanh(block(h))")
     )
-    opened(world, said.append).attribute([world / IMAGE], top_k=2)
+    with pytest.warns(UserWarning, match=r"another model \(or other code\) made it"):
+        opened(world, said.append).attribute([world / IMAGE], top_k=2)
     assert "the code of the factory was another one" in said[0]
     assert [line.split()[0] for line in said[::2]] == ["fitting", "indexing"]
+    with pytest.warns(UserWarning, match="is left out: it is of another network, process or code"):
+        assert len(list(opened(world).report())) == 1
     (world / "net.py").write_text(NETWORK)
     said.clear()
     opened(world, said.append).attribute([world / IMAGE], top_k=2)

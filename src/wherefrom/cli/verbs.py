@@ -127,8 +127,8 @@ def generate(
 
     Example: wherefrom generate my-run --prompt "a photo of my dog" --count 4
     """
-    whole("--seed", seed, 0)
-    whole("--count", count, 1)
+    whole("--count", count, 1, 100_000)
+    whole("--seed", seed, 0, 2**63 - count)
     with opened(run, device, quiet) as here:
         made = []
         cond = _condition(here.run, class_, prompt)

@@ -49,7 +49,7 @@ def say_of_another_model(queries: Sequence[Query], mark: str, run: Path) -> None
     """Warn of pictures that say that another model made them than the one of this mark."""
     for query in queries:
         if query.model not in (None, mark):
-            say(f"{query.file} says that another model made it than the one of {run}")
+            say(f"{query.file} says that another model (or other code) made it than that of {run}")
 
 
 def file_words(cond: Asked) -> str:

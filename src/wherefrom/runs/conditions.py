@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..artefacts.files import load_json
 from ..errors import WherefromError
 from .networks import below, pipeline_parts, takes_texts
 from .settings import Settings
 from .space import Asked, class_number, few
 
+_EMBEDDINGS = ("num_class_embeds", "class_embed_type", "num_embeds_ada_norm")
 PROMPT, CLASS, NOTHING = "a prompt", "a class", "nothing"
 
 
@@ -18,10 +20,18 @@ def generates_from(settings: Settings, place: Path) -> str | None:
     """A prompt, a class, or nothing; None: only the opened pipeline tells."""
     if settings.model.pipeline is None:
         return CLASS if settings.data.labels else NOTHING
-    parts = pipeline_parts(below(place, settings.model.pipeline))
+    path = below(place, settings.model.pipeline)
+    parts = pipeline_parts(path)
     if takes_texts(parts):
         return PROMPT
-    return CLASS if settings.data.labels or "id2label" in parts else None
+    return CLASS if "id2label" in parts or _takes_classes(path) else None
+
+
+def _takes_classes(path: Path) -> bool:
+    """Whether the network of a pipeline has an embedding of classes."""
+    found = [path / name / "config.json" for name in ("unet", "transformer")]
+    configs = [load_json(one) for one in found if one.is_file()]
+    return any(isinstance(one, dict) and one.get(key) for one in configs for key in _EMBEDDINGS)
 
 
 def check_condition(

@@ -12,12 +12,14 @@ from ..artefacts.identity import fingerprint
 from ..attribution.pictures import Pictures
 from ..errors import WherefromError, say
 from .kept import Kept, Query, keep_query, read_query
-from .subject import Subject
+from .subject import CODE, Subject
 
 
 def mark_of(about: Subject) -> str:
-    """By which a network is known in what is kept, and in the pictures that it generated."""
-    return fingerprint(about.parts["the network"])
+    """By which a network, and the code of its factory, is known in what is kept, and in the
+    pictures that it generated.
+    """
+    return fingerprint([about.parts.get(name) for name in ("the network", CODE)])
 
 
 def write_page(
@@ -75,6 +77,6 @@ def _check(kept: Kept, about: Subject) -> None:
         )
     elif kept.network != mark_of(about):
         raise WherefromError(
-            "it is of another network (or process) than run.toml names now: attribute the images "
-            "again, or change that back"
+            "it is of another network, process or code than run.toml names now: attribute the "
+            "images again, or change that back"
         )

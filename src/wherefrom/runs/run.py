@@ -263,7 +263,7 @@ class Run:
     def generate(self, seeds: Sequence[int], cond: Asked = None) -> Iterator[Path]:
         """Generate an image for each seed, into the run; the same seed gives the same image."""
         for seed in seeds:
-            whole("seed", seed, 0)
+            whole("seed", seed, 0, 2**63 - 1)
         self.check_condition(cond)
         place = self.folder / "generated"
         check_folder(place)

@@ -14,7 +14,7 @@ from ..models.presets import preset
 from .kept import Kept
 from .settings import Settings
 from .stages import Made, Stages
-from .subject import named_images
+from .subject import CODE, named_images
 
 COUNTS = {"digits": 1797, "stamps": 950, "cifar10": 50_000}  # images of known data sets
 
@@ -131,7 +131,7 @@ def wanted(settings: Settings, stage: str, images: int | None) -> dict[str, Any]
         "samples": there if images is None else samples,
     }
     if model.factory is not None:
-        parts["the code of the factory"] = there
+        parts[CODE] = there
     if stage != "curvature":
         parts |= {"damping": tid.damping, "precision": tid.precision or there}
     if stage == "index":

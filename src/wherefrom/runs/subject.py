@@ -46,6 +46,7 @@ _CIFAR10 = [
     "ship",
     "truck",
 ]
+CODE = "the code of the factory"  # a part of stages
 TABLES = (".csv", ".jsonl", ".parquet")
 
 
@@ -98,7 +99,7 @@ def _known_parts(
     settings: Settings, denoiser: Denoiser, dataset: Dataset, code: str | None = None
 ) -> dict[str, Any]:
     model = settings.model
-    chosen = {"layers": model.layers, "exclude": model.exclude, "the code of the factory": code}
+    chosen = {"layers": model.layers, "exclude": model.exclude, CODE: code}
     return {
         "the network": denoiser.identity(),
         **{name: value for name, value in chosen.items() if value is not None},
