@@ -23,7 +23,7 @@ from ..data.digits import digits
 from ..data.fingerprint import data_fingerprint
 from ..data.folder import Folder, folder
 from ..data.items import Dataset, item_shape
-from ..data.sidecars import captions_of, metadata_columns
+from ..data.sidecars import CAPTION_COLUMNS, captions_of, metadata_columns
 from ..data.stamps import stamps
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError, whole
@@ -32,7 +32,7 @@ from ..models.presets import Preset, preset
 from .networks import below, made_network, made_process, opened_pipeline
 from .settings import DataTable, Settings
 from .space import PipelineSpace, PixelSpace, Space
-from .stages import Stages
+from .stages import Stages, counted
 
 _CIFAR10 = [
     "airplane",
@@ -46,7 +46,8 @@ _CIFAR10 = [
     "ship",
     "truck",
 ]
-_TABLES = (".csv", ".jsonl", ".parquet")
+CODE = "the code of the factory"  # a part of stages
+TABLES = (".csv", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,11 @@ def subject(
     return _of_pipeline(settings, place, device, stages)
 
 
-def _known_parts(settings: Settings, denoiser: Denoiser, dataset: Dataset) -> dict[str, Any]:
+def _known_parts(
+    settings: Settings, denoiser: Denoiser, dataset: Dataset, code: str | None = None
+) -> dict[str, Any]:
     model = settings.model
-    chosen = {"layers": model.layers, "exclude": model.exclude}
+    chosen = {"layers": model.layers, "exclude": model.exclude, CODE: code}
     return {
         "the network": denoiser.identity(),
         **{name: value for name, value in chosen.items() if value is not None},
@@ -122,11 +125,12 @@ def _images(data: DataTable, place: Path, size: Any, channels: int) -> tuple[Dat
     return found, found.classes
 
 
-def known_classes(settings: Settings, place: Path) -> list[str] | None:
-    """The names of the classes of images for a network of pixels, found without it."""
-    if not settings.data.labels:
-        return None
-    return _images(settings.data, place, None, 3)[1]
+def named_images(settings: Settings, place: Path) -> tuple[Dataset, list[str] | None]:
+    """The training images as run.toml names them, found without the network, and the names of their
+    classes where they have any.
+    """
+    found, names = _images(settings.data, place, None, 3)
+    return found, names if settings.data.labels else None
 
 
 def _of_preset(
@@ -138,9 +142,9 @@ def _of_preset(
 ) -> Subject:
     one, first, dataset, names = untrained(settings, place)
     network = _trained(settings, one, first.to(device), dataset, stages, without)
-    denoiser = Denoiser(
-        network, first.process, layers=settings.model.layers, exclude=settings.model.exclude
-    )
+    table = settings.model
+    chosen = {"layers": table.layers, "exclude": table.exclude, "blocks": table.blocks}
+    denoiser = Denoiser(network, first.process, **chosen)
     return _of_pixels(settings, denoiser, dataset, names, one)
 
 
@@ -193,7 +197,7 @@ def _trained(
     """The network, trained or, where it is there, read."""
     how, parts = training(settings, one, dataset)
     used = len(dataset) - len(without)
-    words = f"training the network ({how['steps']:,} steps on {used:,} images)"
+    words = f"training the network ({counted(how['steps'], 'step')} on {counted(used, 'image')})"
     if without:
         parts["without"] = fingerprint(list(without))
         how["keep"] = sorted(set(range(len(dataset))) - set(without))
@@ -223,26 +227,60 @@ def training(
 
 
 def _of_factory(settings: Settings, place: Path, device: torch.device) -> Subject:
+    denoiser, code, dataset, names = of_factory(settings, place, device)
+    return _of_pixels(settings, denoiser, dataset, names, None, code)
+
+
+def of_factory(
+    settings: Settings, place: Path, device: torch.device
+) -> tuple[Denoiser, str, Dataset, list[str]]:
+    """A network of somebody's own, the digest of its code, its training images and the names of
+    their classes; it was rehearsed on one of these.
+    """
     model, data = settings.model, settings.data
     channels = 3 if data.channels is None else data.channels
     dataset, names = _images(data, place, data.size, channels)
-    made, process = made_network(model, place), made_process(settings.process, place)
+    (made, code), process = made_network(model, place), made_process(settings.process, place)
+    chosen = {"layers": model.layers, "exclude": model.exclude, "blocks": model.blocks}
     if isinstance(made, Denoiser):
-        if process is not None or model.layers is not None or model.exclude is not None:
+        if process is not None or any(value is not None for value in chosen.values()):
             raise WherefromError(
                 f"{model.factory} gives a denoiser, which says process and layers itself: take "
-                "[process], layers and exclude out of run.toml"
+                "[process], layers, exclude and blocks out of run.toml"
             )
         made.network.to(device)
         denoiser = made
     elif process is None:
         raise WherefromError(
-            f"{model.factory} gives a network, whose process must be said: add [process] with "
-            'kind = "edm", "ddpm", "v", "sample" or "flow" to run.toml'
+            f"{model.factory} gives a network, whose process must be said: give --process, or add "
+            '[process] with kind = "edm", "ddpm", "v", "sample" or "flow" to run.toml'
         )
     else:
-        denoiser = Denoiser(made.to(device), process, layers=model.layers, exclude=model.exclude)
-    return _of_pixels(settings, denoiser, dataset, names, None)
+        denoiser = Denoiser(made.to(device), process, **chosen)
+    rehearse(denoiser, dataset)
+    return denoiser, code, dataset, names
+
+
+def rehearse(denoiser: Denoiser, dataset: Dataset) -> None:
+    """One pass of one item, so that a network that does not fit its images is known for that before
+    anything long begins.
+    """
+    item = dataset[0]
+    x, label = item if isinstance(item, tuple) else (item, None)
+    cond = None if label is None else torch.as_tensor(label)[None]
+    try:
+        with torch.no_grad():
+            batch, given = denoiser.placed(x[None], cond)
+            denoiser(batch, denoiser.process.grid(3)[1], given)
+    except WherefromError:
+        raise
+    except Exception as error:
+        kind, said = type(error).__name__, str(error).split("\n")[0]
+        with_class = " with a class" if cond is not None else " without a class"
+        raise WherefromError(
+            f"the network fails on an item of {tuple(x.shape)}{with_class} ({kind}: {said}): set "
+            "channels, size and labels in [data] as it takes them (--channels, --size, --labels)"
+        ) from error
 
 
 def _of_pixels(
@@ -251,6 +289,7 @@ def _of_pixels(
     dataset: Dataset,
     names: list[str],
     one: Preset | None,
+    code: str | None = None,
 ) -> Subject:
     classes = names if settings.data.labels else None
     how = {key: value for key, value in vars(settings.generate).items() if value is not None}
@@ -258,7 +297,7 @@ def _of_pixels(
         how = {"steps": one.sampling_steps, "guidance": one.guidance, **how}
     shape = item_shape(dataset)
     space = PixelSpace(denoiser, shape, classes, **how)
-    parts = _known_parts(settings, denoiser, dataset)
+    parts = _known_parts(settings, denoiser, dataset, code)
     return Subject(denoiser, dataset, shape, space, classes, False, parts)
 
 
@@ -281,7 +320,7 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
     pipe, model, images, found, captions, _, parts = opened(settings, place, device, stages)
     classes, how = _classes(pipe, found), settings.generate
     space = PipelineSpace(pipe, model, classes, how.steps, how.guidance)
-    words = f"encoding {len(found):,} images"
+    words = f"encoding {counted(len(found), 'image')}"
     with stages.working("latents", parts, words) as kept:
         dataset = model.dataset(images, captions, cache=kept / "latents")
     of_both = _known_parts(settings, model.denoiser, dataset)
@@ -297,7 +336,7 @@ def opened(settings: Settings, place: Path, device: torch.device, stages: Stages
     model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
     images = below(place, data.images)
     found = folder(images, labels=data.labels)
-    captions = _captions(data, place, found)
+    captions = given_captions(data, place, found)
     texts = _texts(found, captions, images) if model.encoder.names else None
     if texts is None and model.encoder.names:
         raise WherefromError(
@@ -312,18 +351,22 @@ def opened(settings: Settings, place: Path, device: torch.device, stages: Stages
     return Opened(pipe, model, images, found, captions, texts, parts)
 
 
-def _captions(data: DataTable, place: Path, found: Folder) -> Any:
+def given_captions(data: DataTable, place: Path, found: Folder) -> Any:
     """As `model.dataset` takes them."""
     if data.labels:
         return found.labels
-    if data.captions is not None and Path(data.captions).suffix in _TABLES:
+    if data.captions is None:
+        # metadata may be of artists and licences alone, and the captions in text files
+        columns = metadata_columns(found.root)
+        return None if columns & set(CAPTION_COLUMNS) else captions_of(list(found.paths))
+    if data.captions is not None and Path(data.captions).suffix in TABLES:
         return str(below(place, data.captions).absolute())
     return data.captions
 
 
 def _texts(found: Folder, captions: Any, images: Path) -> Any:
     """What captions say, where they are a column or a file."""
-    table = isinstance(captions, str) and Path(captions).suffix in _TABLES
+    table = isinstance(captions, str) and Path(captions).suffix in TABLES
     if (
         captions is None
         or table
