@@ -53,12 +53,12 @@ def read_query(path: Path, cond: Asked = None) -> Query:
     check_readable(path)
     with decoding(str(path)):
         image: Any = pil.open(io.BytesIO(path.read_bytes()))
-        known = _written(image) if cond is None else cond
+        known = written(image) if cond is None else cond
         grey = image.mode in ("1", "L")
         return Query(str(path), as_mode(upright(image), 1 if grey else 3, str(path)), known)
 
 
-def _written(image: Any) -> Asked:
+def written(image: Any) -> Asked:
     """What a picture says that it was generated from."""
     try:
         known = json.loads(image.info.get(_MARK, "null"))
