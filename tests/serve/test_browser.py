@@ -296,7 +296,7 @@ def test_an_image_s_class_is_asked_for_in_place_and_what_is_answered_holds(
         page = visit(address)
         expect(page.locator("#run-name")).to_have_text("small")
         give(page, png(classed), "three.png")
-        panel = page.get_by_role("form", name="Which class has three.png?")
+        panel = page.get_by_role("form", name="Which class has “three.png”?")
         expect(panel).to_be_visible()
         expect(page.locator("#problem")).to_contain_text("Say which class this image has: class 0")
         expect(page.locator("#past button")).to_have_count(0)
@@ -403,13 +403,13 @@ def test_cards_say_the_end_of_a_name_its_words_its_artist_and_sd_and_dots_are_do
             item = asked(page)[1]
             card = cards(page).nth(1)
             tail = card.locator(".name .cut > :last-child")
-            expect(tail).to_have_text(f"{item:04d}.png"[-8:])
+            expect(tail).to_have_text(f"re_{item:05d}.png")
             box, outer = tail.bounding_box(), card.bounding_box()
             assert box is not None
             assert outer is not None
             assert box["x"] + box["width"] <= outer["x"] + outer["width"] + 1
             assert box["width"] > 20
-            expect(card.locator(".column")).to_contain_text(ARTISTS[item][-8:])
+            expect(card.locator(".column")).to_contain_text(ARTISTS[item][-12:])
             odd = next(one for one in shown(page) if one % 2)
             expect(page.locator(f"[data-id='{odd}'] .caption")).to_contain_text(f"digit {odd}")
             expect(page.locator(f"[data-id='{odd}'] .caption")).to_be_visible()

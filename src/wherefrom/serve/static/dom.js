@@ -20,9 +20,9 @@ export function picture(source, alt) {
 // What is long is cut in its middle: names of files differ at their ends.
 export function cut(words) {
   const letters = [...words];
-  if (letters.length <= 10) return make("span", { class: "cut", title: words }, words);
+  if (letters.length <= 14) return make("span", { class: "cut", title: words }, words);
   return make("span", { class: "cut", title: words },
-    make("span", {}, letters.slice(0, -8).join("")), make("span", {}, letters.slice(-8).join("")));
+    make("span", {}, letters.slice(0, -12).join("")), make("span", {}, letters.slice(-12).join("")));
 }
 
 // Small pictures are shown dot for dot, as in the report.

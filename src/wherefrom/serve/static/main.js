@@ -221,8 +221,10 @@ function ranked(ranking) {
   show(ranking.sources, about.of, to);
   const all = ranking.left === ranking.of ? counted(ranking.of)
     : `${counted(ranking.left)} of ${counted(ranking.of)}`;
-  $("found-said").textContent = ranking.exact
-    ? `of ${all} training images, the best ${counted(ranking.looked)} settled by exact TID`
+  const { candidates, not_looked: missing, looked } = ranking;
+  const best = missing ? `${counted(candidates - missing)} of the best ${counted(candidates)}`
+    : `the best ${counted(looked)}`;
+  $("found-said").textContent = ranking.exact ? `of ${all} training images, ${best} settled by exact TID`
     : `of ${all} training images, by ${about.method}`;
   $("which").hidden = !current.settled;
   unsettled(ranking);

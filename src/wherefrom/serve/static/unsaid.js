@@ -7,7 +7,7 @@ let kept = null; // the file, and who takes it with its answer
 
 export function unsaid(file, { kind, names }, then) {
   kept = { file, then, written: names === null };
-  $("unsaid-said").textContent = `Which ${kind} has ${file.name || "this image"}?`;
+  $("unsaid-said").textContent = `Which ${kind} has ${file.name ? `“${file.name}”` : "this image"}?`;
   $("unsaid-image").src = URL.createObjectURL(file);
   $("unsaid-words").value = "";
   $("unsaid-words").setAttribute("aria-label", `Its ${kind}`);
