@@ -53,14 +53,14 @@ def read_query(path: Path, cond: Asked = None, marks: bool = True) -> Query:
         raise WherefromError(f"{path} is a folder: name images, as in {path}/*.png")
     check_readable(path)
     with decoding(str(path)), pil.open(path) as image:
-        said, model = _written(image)
+        said, model = written(image)
         known = (said if marks else None) if cond is None else cond
         grey = image.mode in ("1", "L")
         seen = as_mode(upright(image), 1 if grey else 3, str(path))
         return Query(str(path), seen, known, model)
 
 
-def _written(image: Any) -> tuple[Asked, str | None]:
+def written(image: Any) -> tuple[Asked, str | None]:
     """What a picture says that it was generated from, and by which network."""
     try:
         known = json.loads(image.info.get(_MARK, "null"))
