@@ -112,8 +112,8 @@ def test_some_draws_give_the_scores_of_a_search_at_these_draws(bank, tmp_path):
 @pytest.mark.usefixtures("blocks_of_40")
 def test_recall_is_the_share_of_the_banks_top_10_that_numpy_finds(bank, tmp_path):
     recalls = []
-    for dim in (8, 40):
-        made = bank.export("parquet", tmp_path / "few.parquet", dim=dim, queries=QUERIES)
+    for how, dim in (({"dim": 8}, 8), ({"dim": 40}, 40), ({"draws": [1, 4]}, 2 * DIM)):
+        made = bank.export("parquet", tmp_path / "few.parquet", queries=QUERIES, **how)
         found = rows(tmp_path / "few.parquet")
         assert found["vector"].shape == (COUNT, dim) == (COUNT, made.dim)
         mine = ranked(made.vectors(QUERIES), found, 10)
@@ -122,6 +122,7 @@ def test_recall_is_the_share_of_the_banks_top_10_that_numpy_finds(bank, tmp_path
         assert made.recall == pytest.approx(np.mean(shared))
         recalls.append(made.recall)
     assert recalls[0] < recalls[1]
+    assert recalls[2] < 1, "of all draws"
 
 
 def test_without_queries_recall_is_of_items_that_do_not_count_themselves():

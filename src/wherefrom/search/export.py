@@ -59,7 +59,8 @@ class Export:
     """How the vectors of a bank look outside; made by `bank.export`, `Export.of` or `Export.open`.
 
     Attributes:
-        recall: the share of the bank's own top 10 that is in the top 10 by these vectors.
+        recall: the share of the bank's own top 10, by all draws, that is in the top 10 by these
+            vectors.
         dim: numbers of a vector.
         draws: the draws that are compared.
     """
@@ -102,7 +103,8 @@ class Export:
         if dim is not None:
             most = min(len(store), made.dim)
             made = cls(bank, chosen, dtype, made._principal(store, whole("dim", dim, 1, most)))
-        if dim is not None or (dtype == "float16" and store.dtype != "float16"):
+        rounded = dtype == "float16" and store.dtype != "float16"
+        if dim is not None or rounded or len(chosen) < store.draws:
             made.recall = made._measured(store, queries)
         return made
 
@@ -194,8 +196,8 @@ class Export:
     def _items(
         self, store: VectorStore, wanted: Tensor, rows: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids [n] of items that are wanted [given] and what is kept of them, [n, m * d] float32,
-        so many rows at a time; small shards are taken together.
+        """Ids [n] of items that are wanted [given] and what is kept of them, [n, M, d] float32, so
+        many rows at a time; small shards are taken together.
         """
         rows = max(1, min(rows, _NUMBERS // (store.draws * store.dim)))
         held: list[tuple[Tensor, Tensor]] = []
@@ -204,8 +206,7 @@ class Export:
             here = wanted[first : first + shard.count].nonzero().flatten()
             while len(here):
                 some, here = here[:missing], here[missing:]
-                vectors = shard.rows(some).decode()[:, self.draws].flatten(1)
-                held.append((first + some, vectors))
+                held.append((first + some, shard.rows(some).decode()))
                 missing -= len(some)
                 if missing == 0:
                     yield _together(held)
@@ -214,7 +215,8 @@ class Export:
             yield _together(held)
 
     def _narrowed(self, items: Tensor) -> Tensor:
-        """What is kept of items, [n, m * d], as it is exported: [n, dim]."""
+        """What is kept of items, [n, M, d], as it is exported: [n, dim]."""
+        items = items[:, self.draws].flatten(1)
         if self._axes is not None:
             items = (items.to(self._axes.device) @ self._axes).cpu()
         return items.to(getattr(torch, self.dtype))
@@ -229,7 +231,8 @@ class Export:
         scores stay scores.
         """
         ids = _shuffled(store)[: max(_SAMPLE, 2 * dim)]
-        rows = torch.cat([rows for _, rows in self._items(store, _mask(store, ids), len(ids))])
+        parts = self._items(store, _mask(store, ids), len(ids))
+        rows = torch.cat([items[:, self.draws].flatten(1) for _, items in parts])
         if rows.shape[1] <= len(rows):
             return torch.linalg.eigh((rows.T @ rows).double()).eigenvectors[:, -dim:].float()
         leading = torch.linalg.eigh((rows @ rows.T).double()).eigenvectors[:, -dim:].float()
@@ -239,21 +242,21 @@ class Export:
     def _measured(self, store: VectorStore, queries: Tensor | Dataset | None) -> float:
         if queries is None:  # an item that finds itself says nothing
             own = _shuffled(store)[:_MEASURED].sort().values
-            asked = store.vectors(own)[:, self.draws]
+            asked = store.vectors(own)
         else:
-            asked = torch.cat(list(self.bank.embedded(queries, self.draws))).cpu().float()
+            asked = torch.cat([some.cpu().float() for some in self.bank.embedded(queries)])
             own = torch.full((len(asked),), -1)
         top = min(_TOP, len(store) - (queries is None))
         if top == 0:
             return 1.0
         exact, outside = _Best(top, len(asked)), _Best(top, len(asked))
-        given, asked_outside = asked.flatten(1), self._query(asked)
+        inside, narrow = asked.flatten(1), self._query(asked[:, self.draws])
         with bar(len(store), "measuring recall", "image", delay=2) as progress:
             for ids, items in self._items(store, store.alive(), _NUMBERS):
                 itself = own[:, None] == ids
                 for best, query, vectors in (
-                    (exact, given, items),
-                    (outside, asked_outside, self._narrowed(items).float()),
+                    (exact, inside, items.flatten(1)),
+                    (outside, narrow, self._narrowed(items).float()),
                 ):
                     best.add(ids, (query @ vectors.T).masked_fill(itself, -torch.inf))
                 progress.update(len(ids))
