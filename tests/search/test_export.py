@@ -32,6 +32,9 @@ ARTISTS = [f"artist {number % 7}" for number in range(COUNT)]
 QUERIES = Images(6).x
 Rows = dict[str, Any]
 
+# the client asks for it in a thread of its own, which may end in another test
+pytestmark = pytest.mark.filterwarnings("ignore:Failed to obtain server version")
+
 
 @pytest.fixture(scope="module")
 def bank() -> Bank:
@@ -150,6 +153,19 @@ def test_all_components_lose_nothing(count, tmp_path):
     scores = made.vectors(DATA.x[:5]) @ rows(tmp_path / "all.parquet")["vector"].T
     np.testing.assert_allclose(scores, bank.scores(DATA.x[:5]).numpy(), atol=1e-5)
     assert made.recall == 1
+
+
+def test_no_component_holds_alone_what_all_items_share(tmp_path):
+    """In float16 it would be rounded by more than by what items differ."""
+    alike = 0.5 + 0.1 * DATA.x
+    bank = Bank.build(Projection(), alike, dtype="float32")
+    made = bank.export("parquet", tmp_path / "few.parquet", dim=40, dtype="float16")
+    items = rows(tmp_path / "few.parquet")["vector"]
+    shared = np.abs(items.mean(0))
+    assert shared.max() < 0.6 * np.linalg.norm(shared)
+    bank.export("parquet", tmp_path / "wide.parquet", dim=40)
+    wide = rows(tmp_path / "wide.parquet")["vector"]
+    assert np.abs(made.vectors(alike[:9]) @ (items - wide).T).mean() < 1e-4
 
 
 # --- what is written ------------------------------------------------------------------------------
@@ -431,7 +447,6 @@ def test_points_that_the_bank_does_not_have_are_said(client):
         changing().export("qdrant", client)  # built anew, without them
 
 
-@pytest.mark.filterwarnings("ignore:Failed to obtain server version")
 def test_a_qdrant_that_does_not_answer_is_named(bank):
     with pytest.raises(wherefrom.WherefromError, match="see to it that Qdrant can be reached"):
         bank.export("qdrant", "http://localhost:9")
@@ -557,5 +572,6 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bank, 
 )
 def test_without_the_package_the_extra_is_named(engine, package, bank, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delattr(Export, "_measured")  # and before any work
     with pytest.raises(wherefrom.WherefromError, match=rf"'{package}'.*wherefrom\[export\]"):
-        bank.export(engine, tmp_path / "no")
+        bank.export(engine, tmp_path / "no", dim=3)

@@ -26,7 +26,7 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.streams import Streams
 from ..errors import WherefromError
-from .engines import Engine, Precision
+from .engines import Engine, Precision, writer_of
 from .exact import Exact
 from .export import Export
 from .second_look import Settles, check_look, settled
@@ -250,6 +250,7 @@ class Collection(ABC):
             ids: only these, which `append` has returned; None: all that are there.
             queries: images to measure `recall` with where something is lost; None: 64 items.
         """
+        writer_of(engine)  # before the work
         made = Export.of(self, dim, dtype, draws, queries)
         made.to(engine, place, dataset, metadata, name=name, ids=ids)
         return made

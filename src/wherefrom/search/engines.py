@@ -30,9 +30,10 @@ Precision = Literal["float32", "float16"]
 _HEADER = "wherefrom"  # the key under which an engine keeps what it holds
 _EXTRA = "export"
 _GROUP = 2**23  # numbers of a row group
-_REQUEST = 2**19  # numbers of a request to Qdrant: about 10 MB as JSON, of the 32 that it takes
+_REQUEST = 2**17  # numbers of a request to Qdrant: about 3 MB as JSON, of the 32 that it takes
 _POINTS = 1000  # points of a request, at most
 _WIDEST = 65_535  # numbers of a vector that Qdrant takes
+_PATIENCE = 60  # seconds that it has for a request; its client gives it 5
 
 
 class Block(NamedTuple):
@@ -196,7 +197,6 @@ def lance(content: Content, place: Any, name: str) -> None:
 
 def qdrant(content: Content, place: Any, name: str) -> None:
     """One collection; points are put there by their ids, so that it can be done again."""
-    need("qdrant_client", _EXTRA)
     if content.dim > _WIDEST:
         raise WherefromError(
             f"Qdrant takes vectors of up to {_WIDEST:,} numbers, and these have {content.dim:,}: "
@@ -226,7 +226,7 @@ def _client(place: Any) -> Iterator[Any]:
             "...) itself where the collection lives in memory or needs a key"
         )
     how = {"url" if "://" in str(place) else "path": str(place)}
-    client = need("qdrant_client", _EXTRA).QdrantClient(**how)
+    client = need("qdrant_client", _EXTRA).QdrantClient(**how, timeout=_PATIENCE)
     try:
         yield client
     finally:
@@ -263,8 +263,19 @@ def _upload(client: Any, content: Content, name: str, what: str) -> None:
         )
 
 
-WRITERS: dict[str, Callable[[Content, Any, str], None]] = {
-    "parquet": parquet,
-    "lance": lance,
-    "qdrant": qdrant,
+Writer = Callable[[Content, Any, str], None]
+_WRITERS: dict[str, tuple[Writer, tuple[str, ...]]] = {
+    "parquet": (parquet, ("pyarrow",)),
+    "lance": (lance, ("pyarrow", "lancedb")),
+    "qdrant": (qdrant, ("qdrant_client",)),
 }
+
+
+def writer_of(engine: str) -> Writer:
+    """Who writes to an engine, once it is clear that its packages are there."""
+    if engine not in _WRITERS:
+        raise WherefromError(f"engine is {engine!r}; choose one of {', '.join(_WRITERS)}")
+    writer, packages = _WRITERS[engine]
+    for package in packages:
+        need(package, _EXTRA)
+    return writer

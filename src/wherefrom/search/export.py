@@ -23,7 +23,7 @@ from ..attribution.pictures import Metadata
 from ..data.items import Dataset
 from ..errors import WherefromError, whole
 from ..running.progress import bar
-from .engines import WRITERS, Block, Content, Engine, Known, Precision
+from .engines import Block, Content, Engine, Known, Precision, writer_of
 from .exact import Exact
 from .second_look import check_items
 from .store import VectorStore
@@ -126,10 +126,7 @@ class Export:
         ids: Tensor | Iterable[int] | None = None,
     ) -> None:
         """Write the items as they are now; the arguments are those of `bank.export`."""
-        if engine not in WRITERS:
-            raise WherefromError(f"engine is {engine!r}; choose one of {', '.join(WRITERS)}")
-        store = self.bank.store.as_it_is()
-        known = None
+        write, store, known = writer_of(engine), self.bank.store.as_it_is(), None
         if dataset is not None:
             check_items(store, dataset, "an export")
             known = Known(dataset, metadata)
@@ -159,7 +156,7 @@ class Export:
             gone=gone,
             count=len(store) if ids is None else None,
         )
-        WRITERS[engine](content, place, name)
+        write(content, place, name)
 
     def save(self, folder: Folder) -> None:
         """Keep it, so that items appended later, and queries, are written in the same form."""
@@ -227,17 +224,19 @@ class Export:
         return (flat if self._axes is None else flat @ self._axes.to(flat.device)).cpu()
 
     def _principal(self, store: VectorStore, dim: int) -> Tensor:
-        """The axes [m * d, dim] that keep most of the items' inner products: not centred, so that
-        scores stay scores.
+        """Axes [m * d, dim] that keep most of the items' inner products: not centred, so that
+        scores stay scores, and turned at random, since one that held what all items share would be
+        so large that in narrow numbers its rounding hides by what they differ.
         """
         ids = _shuffled(store)[: max(_SAMPLE, 2 * dim)]
         parts = self._items(store, _mask(store, ids), len(ids))
         rows = torch.cat([items[:, self.draws].flatten(1) for _, items in parts])
         if rows.shape[1] <= len(rows):
-            return torch.linalg.eigh((rows.T @ rows).double()).eigenvectors[:, -dim:].float()
-        leading = torch.linalg.eigh((rows @ rows.T).double()).eigenvectors[:, -dim:].float()
-        axes: Tensor = torch.linalg.qr(rows.T @ leading).Q
-        return axes
+            axes = _leading(rows.T @ rows, dim)
+        else:
+            axes = torch.linalg.qr(rows.T @ _leading(rows @ rows.T, dim)).Q
+        turn = torch.randn(dim, dim, generator=torch.Generator().manual_seed(_SEED))
+        return axes @ torch.linalg.qr(turn).Q
 
     def _measured(self, store: VectorStore, queries: Tensor | Dataset | None) -> float:
         if queries is None:  # an item that finds itself says nothing
@@ -282,6 +281,11 @@ class _Best:
 
 def _together(held: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat([ids for ids, _ in held]), torch.cat([vectors for _, vectors in held])
+
+
+def _leading(products: Tensor, count: int) -> Tensor:
+    """The eigenvectors [n, count] of products [n, n] that come first."""
+    return torch.linalg.eigh(products.double()).eigenvectors[:, -count:].float()
 
 
 def _shuffled(store: VectorStore) -> Tensor:
