@@ -191,6 +191,7 @@ def test_a_file_has_ids_what_is_known_and_says_what_it_is_of(bank, tmp_path):
     about = json.loads(schema.metadata[b"wherefrom"])
     assert about["version"] == wherefrom.__version__
     assert about["score"].startswith("score = <query, item>")
+    assert about["score"].endswith("both on 7 axes")
     assert about["recall"] == made.recall
     assert (about["draws"], about["of draws"], about["numbers a draw"]) == ([0, 1, 2, 3, 4], M, DIM)
     assert (about["dim"], about["dtype"]) == (7, "float16")

@@ -135,10 +135,7 @@ class Export:
                 "metadata is of the items of a data set: give dataset=... too, the images that the "
                 f"{store.artefact.kind} is of"
             )
-        wanted = store.alive()
-        if ids is not None:
-            wanted = torch.zeros(store.given, dtype=torch.bool)
-            wanted[store.known(ids)] = True
+        wanted = store.alive() if ids is None else _mask(store, store.known(ids))
         gone = (~store.alive()).nonzero().flatten()
 
         def blocks(rows: int) -> Iterator[Block]:
@@ -152,7 +149,7 @@ class Export:
             blocks,
             columns=[] if known is None else known.columns,
             form=self._form(),
-            about={"version": _version(), "score": _SCORE, "recall": self.recall},
+            about={"version": _version(), "score": self._score(), "recall": self.recall},
             gone=gone,
             count=len(store) if ids is None else None,
         )
@@ -189,6 +186,9 @@ class Export:
             "dtype": self.dtype,
             "axes": None if self._axes is None else fingerprint(self._axes),
         }
+
+    def _score(self) -> str:
+        return _SCORE if self._axes is None else f"{_SCORE}; both on {self.dim} axes"
 
     def _items(
         self, store: VectorStore, wanted: Tensor, rows: int
