@@ -39,6 +39,7 @@ class Exact:
 
     def __init__(self, store: VectorStore, compare: Compare | None = None) -> None:
         self.store, self._compare = store, compare or Vectors.dot
+        self.linear = compare is None  # whether a score is one inner product of all there is
         # unit vectors are compared in the precision that they are kept in
         self._narrow = compare is None and store.dtype != "float32"
         self._resident = _Resident()
