@@ -90,7 +90,7 @@ def test_a_report_of_another_network_is_refused_by_name(world: Path) -> None:
     name = opened(world).kept()[0].name
     assert [path.parent.name for path in opened(world).report()] == [name]
     other_weights(world)
-    with pytest.raises(wherefrom.WherefromError, match=f"{name} is left out: it is of another net"):
+    with pytest.raises(wherefrom.WherefromError, match=f"{name} left out: it is of another net"):
         list(opened(world).report())
 
 
@@ -107,9 +107,9 @@ def test_what_can_be_reported_is_and_what_cannot_is_said(world: Path) -> None:
     with pytest.warns(UserWarning, match="says that another model"):
         new = opened(world).attribute([world / IMAGE], top_k=2).name
     assert new != old
-    with pytest.warns(UserWarning, match=f"{old} is left out"):
+    with pytest.warns(UserWarning, match=f"{old} left out"):
         assert [path.parent.name for path in opened(world).report()] == [new]
-    with pytest.raises(wherefrom.WherefromError, match=f"{old} is left out"):
+    with pytest.raises(wherefrom.WherefromError, match=f"{old} left out"):
         list(opened(world).report([old, new]))
 
 
@@ -117,7 +117,7 @@ def test_a_damaged_attribution_does_not_keep_others_from_being_reported(world: P
     kept = opened(world).kept()[0]
     second = opened(world).attribute([world / IMAGE], top_k=1)
     (kept.folder / "query-0.png").write_bytes(b"no picture")
-    with pytest.warns(UserWarning, match=f"{kept.name} is left out"):
+    with pytest.warns(UserWarning, match=f"{kept.name} left out"):
         assert [path.parent.name for path in opened(world).report()] == [second.name]
 
 
@@ -192,7 +192,7 @@ def test_a_changed_forward_makes_anew_what_was_made_with_the_old_one(world: Path
         opened(world, said.append).attribute([world / IMAGE], top_k=2)
     assert "the code of the factory was another one" in said[0]
     assert [line.split()[0] for line in said[::2]] == ["fitting", "indexing"]
-    with pytest.warns(UserWarning, match="is left out: it is of another network, process or code"):
+    with pytest.warns(UserWarning, match="left out: it is of another network, process or code"):
         assert len(list(opened(world).report())) == 1
     (world / "net.py").write_text(NETWORK)
     said.clear()

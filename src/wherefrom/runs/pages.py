@@ -49,20 +49,22 @@ def reported(
 
     named: whether somebody asked for these very ones, and must be refused what is left out.
     """
-    left_out, written = list[str](), 0
+    left_out: dict[str, list[str]] = {}  # why, and which
+    written = 0
     for place in places:
         try:
             kept = Kept.read(place)
             _check(kept, about)
             write_page(kept, about, pictures)
         except WherefromError as error:
-            left_out.append(f"the attribution {place.name} is left out: {error}")
+            left_out.setdefault(str(error), []).append(place.name)
             continue
         written += 1
         yield kept.page
-    if left_out and (named or not written):
-        raise WherefromError("; ".join(left_out))
-    for sentence in left_out:
+    said = [f"{', '.join(names)} left out: {why}" for why, names in left_out.items()]
+    if said and (named or not written):
+        raise WherefromError("; ".join(said))
+    for sentence in said:
         say(sentence)
 
 
