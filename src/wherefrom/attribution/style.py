@@ -35,7 +35,7 @@ text-decoration:none;color:inherit;height:100%}
 font-variant-numeric:tabular-nums}strong.found,.found strong{color:var(--hit)}
 .glance .small{display:block;font-size:.85rem;line-height:1.3}.glance a>:last-child{min-width:0}
 .glance .called{font-size:.85rem;line-height:1.3;overflow-wrap:anywhere;display:-webkit-box;
--webkit-box-orient:vertical;-webkit-line-clamp:2;overflow:hidden}h3{overflow-wrap:anywhere}
+-webkit-box-orient:vertical;-webkit-line-clamp:3;overflow:hidden}h3{overflow-wrap:anywhere}
 .blank{display:grid;place-items:center;background:var(--quiet);color:var(--pale);border-radius:6px;
 font-weight:600}
 .card{background:var(--card);border:1px solid var(--line);border-radius:16px;padding:20px;
