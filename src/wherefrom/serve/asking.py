@@ -281,7 +281,7 @@ class Asking:
         most = min(SHOWN, int(left.sum()))
         if not out:
             return self.collection.search([_item(kept)], most)
-        about = {**self.collection.about, **out}
+        about = {**self.collection.carried, **out}
         return both_ends(kept["scores"][left][None], most, self.items.ids[left], about)
 
     def file_name(self, name: str, exact: bool, without: Without = NOTHING) -> str:
