@@ -21,7 +21,7 @@ class Fork:
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._status: int | None = None
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed when it has ended)
+        self._said = tempfile.TemporaryFile("w+", buffering=1)  # noqa: SIM115 (closed when it has ended)
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -70,11 +70,14 @@ class Fork:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.002)
-        self._said.seek(0)
-        with self._said:
-            said = self._said.read()
+        said = self.said()
+        self._said.close()
         assert self._status is not None
         return self._status, said
+
+    def said(self) -> str:
+        """All that it said so far, read where it is: the place in the file is the fork's too."""
+        return os.pread(self._said.fileno(), 1 << 20, 0).decode()
 
 
 def killed(
