@@ -100,7 +100,7 @@ def assert_equals_reference(
     tid = wherefrom.TID(
         wherefrom.Denoiser(network, process, layers=layers), draws(process), **options
     ).fit(data, batch_size=3)
-    scores = tid.scores(queries, data, batch_size=4)
+    scores = tid.scores(queries, data, batch_size=3)
     assert scores.dtype == torch.float32
     assert truth.abs().min() > 0
     assert ((scores - truth).abs() / truth.abs()).max() < 1e-4
@@ -133,14 +133,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_scores_equal_the_reference_for_every_option(options):
-    assert_equals_reference(dit(), Noise(6), Noise(9).x[6:], **options)
+    assert_equals_reference(dit(), Noise(4), Noise(6).x[4:], **options)
 
 
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("target", ["sum", "loss"])
 def test_scores_equal_the_reference_under_every_process(name, target):
     assert_equals_reference(
-        dit(process=PROCESSES[name]), Noise(5), Noise(7).x[5:], PROCESSES[name], target=target
+        dit(process=PROCESSES[name]), Noise(4), Noise(6).x[4:], PROCESSES[name], target=target
     )
 
 
