@@ -13,6 +13,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+import torch._dynamo  # noqa: F401 (which the first optimiser imports otherwise, in every fork)
+
 from wherefrom.artefacts.pace import Pace
 
 
@@ -54,7 +56,7 @@ class Fork:
 
     def wait_for(self, moment: Callable[[], object]) -> None:
         """Wait until something holds, which has to be while it works."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not moment():
             over = self.poll() is not None
             if over or time.monotonic() > deadline:
@@ -65,7 +67,7 @@ class Fork:
         """Send it a signal, or none, and wait: its status and all that it said."""
         if how is not None and self.poll() is None:
             os.kill(self.pid, how)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self.poll() is None:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
