@@ -493,8 +493,7 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_wide_and_narrow_light_and_dark_it_is_read_well(
     visit: Visit, address: str, width: int, scheme: str
 ) -> None:
