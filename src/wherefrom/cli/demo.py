@@ -109,6 +109,7 @@ def run_demo(out: Path, seed: int) -> None:
         run.pictures,
         images[told].clamp(-1, 1),  # as they were written, and attributed
         group="artist",
+        names=[paths[place].name for place in told],
         title="Which training stamps made these?",
         model=run.subject.denoiser,
     )
