@@ -26,6 +26,7 @@ from ..artefacts.identity import fingerprint, plain
 from ..attribution.result import Attribution
 from ..attribution.top import both_ends
 from ..data.conditions import Cond, map_cond
+from ..data.fingerprint import known_fingerprint
 from ..data.items import split
 from ..errors import WherefromError
 from ..running.progress import Listener, told
@@ -49,6 +50,7 @@ _KNOWN = ("label", "folder")  # columns that every set may have: others are the 
 _SUFFIX = re.compile(r"\.(png|jpe?g|webp|gif|bmp)$", re.IGNORECASE)
 _EVERY = 0.1  # seconds between two words on progress
 _NOTHING_LEFT = "everything is left out: put something back first"
+_CHANGED = "training images have changed since this page was started: start it again"
 
 
 class Asking:
@@ -69,6 +71,7 @@ class Asking:
         artefact, how = self.collection.store.artefact, str(self.collection.about)
         self.of = fingerprint(artefact.kind, plain(artefact.identity), how, self.items.ids)
         self.gallery = Gallery.open(folder, self.of, kept)
+        self._data, self._look_at = known_fingerprint(bench.dataset), 0.0
 
     # --- what there is --------------------------------------------------------------------------
 
@@ -248,11 +251,24 @@ class Asking:
         left = self.items.kept(Without(items=[number]))
         return {"self": float(scores[place]), **self.items.ranked(scores, left, SHOWN)}
 
+    def _check_files(self) -> None:
+        """Refuse to speak of training images that were changed since; looking takes at most a
+        twentieth of the time.
+        """
+        began = time.monotonic()
+        if began < self._look_at:
+            return
+        if known_fingerprint(self.bench.dataset) != self._data:
+            raise Refused(409, _CHANGED)
+        now = time.monotonic()
+        self._look_at = now + 20 * (now - began)
+
     def report(self, name: str, exact: bool, without: Without = NOTHING) -> bytes:
         """The report on a query, one file of HTML, of the items that are not left out; `exact`: as
         exact TID ranks it.
         """
         query, kept = self.gallery.query(name), self.gallery.tensors(name)
+        self._check_files()
         with _noted():  # it was said when the query was asked
             hits = self._reported(query, kept, exact, without)
             picture = self.bench.picture(kept["x"].to(self.collection.device))
@@ -300,6 +316,7 @@ class Asking:
 
     def _scores(self, item: Any, job: Job) -> Tensor:
         """An item with everything in the collection, [N]."""
+        self._check_files()
         with told(_progress(job)):
             return self.collection.scores([item])[0]
 
