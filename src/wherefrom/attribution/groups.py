@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..data.described import LazyColumn
 from ..errors import WherefromError
 
 RESAMPLES = 2000
@@ -43,7 +44,7 @@ def chosen_columns(
     columns: Mapping[str, Sequence[str]], group: str | Sequence[str] | None
 ) -> list[str]:
     """The columns that are asked for; None: those with groups of two or more on average, each kind
-    of division once.
+    of division once, of those that need not be read for it.
     """
     if group is not None:
         asked = [group] if isinstance(group, str) else list(group)
@@ -56,6 +57,8 @@ def chosen_columns(
         return asked
     found: dict[tuple[int, ...], str] = {}
     for name, values in columns.items():
+        if isinstance(values, LazyColumn):
+            continue
         numbers: dict[str, int] = {}
         division = tuple(numbers.setdefault(value, len(numbers)) for value in values)
         if 2 <= len(numbers) <= len(values) // 2:

@@ -18,7 +18,7 @@ from .decode import Size
 from .lazy import ImageFiles
 
 _JPEG = {".jpg", ".jpeg", ".jpe", ".jfif"}
-_SUFFIXES = {*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+SUFFIXES = {*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 class Folder(ImageFiles):
@@ -70,7 +70,7 @@ def folder(
     paths = _images_below(root)
     if not paths:
         raise WherefromError(
-            f"{root} holds no images ({', '.join(sorted(suffix[1:] for suffix in _SUFFIXES))})"
+            f"{root} holds no images ({', '.join(sorted(suffix[1:] for suffix in SUFFIXES))})"
         )
     return Folder(root, paths, size, channels, labels)
 
@@ -100,7 +100,7 @@ def _walked(folder: Path, above: frozenset[str]) -> Iterator[Path]:
             continue
         if _is_folder(entry):
             yield from _walked(path, above | {here})
-        elif path.suffix.lower() in _SUFFIXES:
+        elif path.suffix.lower() in SUFFIXES:
             yield path
 
 

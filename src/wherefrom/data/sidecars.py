@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import WherefromError, need, say
 from .cache import Cached
 from .coco import Coco
+from .described import Described
 from .folder import folder
 from .hub import is_saved, one_split, open_saved
 from .images import Images
@@ -53,6 +54,11 @@ def captions_of(images: Any, captions: Any = None) -> Captions | None:
     while isinstance(images, Again | Cached | OfDataset):
         images = images.source
     images = images.items if isinstance(images, Listed) else images
+    if isinstance(images, Described) and images.conditions() is None and captions is None:
+        return images.captions()
+    own = images.column_names() if isinstance(images, Described) else []
+    if isinstance(captions, str) and captions in own:
+        return images.captions(captions)
     saved = is_path(images) and is_saved(Path(images))
     if saved or is_hub(images):
         rows = open_saved(images, None) if saved else one_split(images, None, "the data set")

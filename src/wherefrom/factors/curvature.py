@@ -165,10 +165,11 @@ class Curvature:
             artefact.as_it_began() if start < len(chosen) else nullcontext(),
             probe.denoiser.frozen(),
             bar(len(chosen) * draws, "curvature", "image", initial=start * draws) as progress,
+            probe.ahead(dataset, (part.tolist() for part in chosen[start:].split(size))) as batches,
         ):
             for place in range(start, len(chosen), size):
                 indices = chosen[place : place + size].tolist()
-                x, cond = probe.read(dataset, indices)
+                x, cond = next(batches)
                 for m in range(draws):
                     self._add(moments, x, cond, m, indices)
                     progress.update(len(indices))

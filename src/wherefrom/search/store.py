@@ -24,7 +24,7 @@ from ..artefacts.draft import Draft
 from ..artefacts.identity import fingerprint
 from ..artefacts.lock import only_one
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
+from ..data.items import Cond, Dataset, ahead, check_batch_size, item_shape, length
 from ..data.manner import Manner
 from ..errors import WherefromError
 from ..running.progress import bar
@@ -188,8 +188,13 @@ class VectorStore:
         """
         shape, total = item_shape(dataset), length(dataset)
 
+        # shards are of whole batches, or of less than one: where each begins is known beforehand
+        step = min(self.batch_size, self._shard_items)
+        begun = (range(first, min(first + step, total)) for first in range(done, total, step))
+
         def made(places: range) -> Vectors:
-            given = make(*read(dataset, places, shape), places)
+            x, cond = next(batches)
+            given = make(x, cond, places)
             vectors, norms = given if isinstance(given, tuple) else (given, None)
             finite = torch.isfinite(vectors).flatten(1).all(1).cpu()
             if not bool(finite.all()):
@@ -200,7 +205,11 @@ class VectorStore:
                 )
             return Vectors.encode(vectors, self.dtype, norms).to("cpu")
 
-        with Writer() as writer, bar(total, label, "image", initial=done) as progress:
+        with (
+            Writer() as writer,
+            bar(total, label, "image", initial=done) as progress,
+            ahead(dataset, begun, shape) as batches,
+        ):
             while done < total:
                 end, began, parts = min(done + self._shard_items, total), time.monotonic(), []
                 while done < end:

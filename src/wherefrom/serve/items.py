@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attribution.top import both_ends
+from ..data.described import LazyColumn
 from ..errors import WherefromError
 from ..runs.bench import Bench
 from .refused import Refused
@@ -39,6 +40,12 @@ class Items:
     def __init__(self, bench: Bench, ids: Tensor) -> None:
         self.ids = ids  # [N], ascending
         self._pictures = bench.pictures
+        # groups are of columns that need not be read, item by item, to be known
+        self._columns = {
+            name: values
+            for name, values in bench.pictures.columns.items()
+            if not isinstance(values, LazyColumn)
+        }
         if len(ids) == 0 or len(self._pictures) <= int(ids[-1]):
             raise WherefromError(
                 f"{bench.name} has {len(self._pictures)} pictures and a collection of {len(ids)} "
@@ -65,7 +72,7 @@ class Items:
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """Of each column and value the places of its items, [n]."""
         found: dict[str, dict[str, Tensor]] = {}
-        for name, values in self._pictures.columns.items():
+        for name, values in self._columns.items():
             places: dict[str, list[int]] = {}
             for place, item in enumerate(self.ids.tolist()):
                 if values[item]:
@@ -97,8 +104,8 @@ class Items:
 
     def _described(self, item: int, most: int) -> dict[str, Any]:
         self.place(item)
-        columns, caption = self._pictures.columns, self._pictures.caption(item)
-        groups = {name: values[item] for name, values in columns.items() if values[item]}
+        caption = self._pictures.caption(item)
+        groups = {name: values[item] for name, values in self._columns.items() if values[item]}
         return {
             "id": item,
             "name": _cut(self._pictures.name(item), most),

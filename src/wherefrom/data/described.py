@@ -1,0 +1,92 @@
+"""Large sets of images that say themselves what each is called and what is known of it, item by
+item: nothing is read of those that nobody asks for.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import WherefromError
+from .lazy import LazyImages
+
+ALL = 2**14  # items of which everything is read where somebody asks for all
+
+
+class Described(LazyImages):
+    """Images with names, captions and columns of their own."""
+
+    @abstractmethod
+    def name_of(self, index: int) -> str:
+        """The file and what is called so in it."""
+
+    @abstractmethod
+    def caption_of(self, index: int) -> str | None:
+        """The text of an image; None where it has none."""
+
+    @abstractmethod
+    def column_names(self) -> list[str]:
+        """What else is known of images."""
+
+    @abstractmethod
+    def cell(self, column: str, index: int) -> str:
+        """What a column says of an image; empty where it says nothing."""
+
+    def captions(self, column: str | None = None) -> list[str] | None:
+        """The caption of every image, or what a column says; None where the first has none."""
+        found: list[str] = []
+        for index in range(len(self)):
+            text = self.caption_of(index) if column is None else self.cell(column, index)
+            if not text and not index and column is None:
+                return None
+            if not text:
+                raise WherefromError(
+                    f"{self.name_of(index)} (item {index}) has no caption, and others have one: "
+                    "add it, or leave such items out with dataset.without([...])"
+                )
+            found.append(text)
+        return found
+
+    def columns(self) -> dict[str, Sequence[str]]:
+        """Every column: of a small set as lists, of a large one read where it is looked at."""
+        found: dict[str, Sequence[str]] = {}
+        for name in self.column_names():
+            column = LazyColumn(len(self), lambda index, name=name: self.cell(name, index))  # type: ignore[misc]
+            found[name] = column if len(self) > ALL else list(column)
+        return found
+
+
+class LazyColumn(Sequence[str]):
+    """A column of so many texts, each read when it is asked for."""
+
+    def __init__(self, count: int, get: Callable[[int], str]) -> None:
+        self._count, self._get = count, get
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._get(one) for one in range(self._count)[index]]
+        return self._get(range(self._count)[index])
+
+
+def as_text(value: Any) -> str:
+    """A cell as people read it; nothing is an empty text."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return ", ".join(as_text(one) for one in value)
+    return str(value)
