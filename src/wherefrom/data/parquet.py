@@ -44,7 +44,7 @@ class RowGroups:
 
     def _begin(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()
-        self._open = lru_cache(_OPEN)(self._opened)
+        self._open = lru_cache(_OPEN)(_as_it_was)
         self._kept: OrderedDict[tuple[int, int, tuple[str, ...]], Any] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,9 +63,8 @@ class RowGroups:
             table = self._kept.get(key)
             if table is None:
                 try:
-                    table = self._open(file).read_row_group(
-                        group, columns=list(columns), use_threads=False
-                    )
+                    opened = self._open(self._paths[file], self._stamps[file])
+                    table = opened.read_row_group(group, list(columns), use_threads=False)
                 except (OSError, ValueError) as error:  # pyarrow's own errors are of these
                     raise WherefromError(
                         f"row group {group} of {self._paths[file]} cannot be read ({error}): copy "
@@ -77,11 +76,12 @@ class RowGroups:
                 del self._kept[other]
         return table
 
-    def _opened(self, file: int) -> Any:
-        path = self._paths[file]
-        if stamp(path) != self._stamps[file]:
-            raise WherefromError(f"{path} has changed: open the data set again")
-        return opened(path)
+
+def _as_it_was(path: Path, known: tuple[Any, Any]) -> Any:
+    """A file, which must be the one that it was."""
+    if stamp(path) != known:
+        raise WherefromError(f"{path} has changed: open the data set again")
+    return opened(path)
 
 
 class _Row(NamedTuple):
