@@ -225,8 +225,8 @@ def test_a_missing_or_wrong_condition_is_refused_by_name(tmp_path):
 def test_patterns_folders_and_lists_name_the_same_tars(three, tmp_path):
     wanted = [tmp_path / f"{n:03d}.tar" for n in range(3)]
     for given in (three, tmp_path, str(tmp_path / "*.tar"), wanted, str(tmp_path / "00{0..2}.tar")):
-        assert tars(given).paths == wanted
-    assert tars([tmp_path / "002.tar", str(tmp_path / "{000,001}.tar")]).paths == [
+        assert tars(given).shards == wanted
+    assert tars([tmp_path / "002.tar", str(tmp_path / "{000,001}.tar")]).shards == [
         wanted[2],
         *wanted[:2],
     ]

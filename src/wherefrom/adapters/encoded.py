@@ -23,6 +23,7 @@ from ..artefacts.lock import only_one
 from ..artefacts.pace import Pace
 from ..data.batch import check_cond_rows
 from ..data.conditions import Cond, not_finite
+from ..data.described import Described
 from ..data.fingerprint import data_fingerprint
 from ..data.items import (
     Batch,
@@ -33,6 +34,7 @@ from ..data.items import (
     length,
     threads_may_read,
 )
+from ..data.pictures import Again
 from ..data.sidecars import Captions, check_captions
 from ..errors import WherefromError
 from ..running.interrupt import deferred_interrupt
@@ -347,6 +349,9 @@ def _full(parts: Sequence[Mapping[str, Tensor]]) -> bool:
 
 def _name(source: Any, index: int) -> str:
     """A picture, by the name of its file where it has one."""
+    source = source.source if isinstance(source, Again) else source
+    if isinstance(source, Described):
+        return f"picture {index} ({source.name_of(index)})"
     files = _files(source)
     file = None if files is None else files[index]
     return f"picture {index} ({file})" if isinstance(file, str | Path) else f"picture {index}"

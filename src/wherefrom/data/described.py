@@ -36,12 +36,16 @@ class Described(LazyImages):
     def cell(self, column: str, index: int) -> str:
         """What a column says of an image; empty where it says nothing."""
 
-    def captions(self, column: str | None = None) -> list[str] | None:
-        """The caption of every image, or what a column says; None where the first has none."""
+    def captions(
+        self, column: str | None = None, places: Sequence[int] | None = None
+    ) -> list[str] | None:
+        """The captions of images, or what a column says of them; None where the first has none.
+        `places`: of which images; None: of all.
+        """
         found: list[str] = []
-        for index in range(len(self)):
+        for index in range(len(self)) if places is None else map(int, places):
             text = self.caption_of(index) if column is None else self.cell(column, index)
-            if not text and not index and column is None:
+            if not text and not found and column is None:
                 return None
             if not text:
                 raise WherefromError(

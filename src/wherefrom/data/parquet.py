@@ -93,8 +93,8 @@ class _Row(NamedTuple):
 
 
 class ParquetImages(Described):
-    """The images of one column, file after file; `image`, `caption` and `cond` are the names of the
-    columns in use.
+    """The images of one column, file after file (`shards`); `image`, `caption` and `cond` are
+    the names of the columns in use.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class ParquetImages(Described):
         channels: int,
     ) -> None:
         super().__init__(size, channels)
-        self.paths = list(paths)
-        self._stamps = [stamp(path) for path in self.paths]
-        first = opened(self.paths[0]).schema_arrow
-        self.image = _image_column(first, image, self.paths[0])
-        self.cond = _asked(cond, first, self.paths[0], "cond")
-        asked = _asked(caption, first, self.paths[0], "caption")
+        self.shards = list(paths)
+        self._stamps = [stamp(path) for path in self.shards]
+        first = opened(self.shards[0]).schema_arrow
+        self.image = _image_column(first, image, self.shards[0])
+        self.cond = _asked(cond, first, self.shards[0], "cond")
+        asked = _asked(caption, first, self.shards[0], "caption")
         self.caption = asked or next((name for name in _CAPTIONS if name in first.names), None)
         self._known = tuple(
             field.name for field in first if field.name != self.image and _is_plain(field.type)
@@ -121,9 +121,9 @@ class ParquetImages(Described):
         counts: list[int] = []
         firsts = [0]  # the first row group of each file
         self._footers: list[str] = []
-        for path in self.paths:
+        for path in self.shards:
             file = opened(path)
-            _check_alike(path, file.schema_arrow, self.paths[0], first)
+            _check_alike(path, file.schema_arrow, self.shards[0], first)
             groups = range(file.metadata.num_row_groups)
             counts += [file.metadata.row_group(group).num_rows for group in groups]
             firsts.append(len(counts))
@@ -131,8 +131,8 @@ class ParquetImages(Described):
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)  # of row groups
         self._firsts = np.array(firsts)
         if not len(self):
-            raise WherefromError(f"{self.paths[0]} and what else is named hold no rows")
-        self._groups = RowGroups(self.paths, self._stamps)
+            raise WherefromError(f"{self.shards[0]} and what else is named hold no rows")
+        self._groups = RowGroups(self.shards, self._stamps)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -188,9 +188,9 @@ class ParquetImages(Described):
         """Of the files: their lengths, times and footers, and bytes at 1,024 places spread over all
         files, at least one of each.
         """
-        each = max(1, _SAMPLED // len(self.paths))
+        each = max(1, _SAMPLED // len(self.shards))
         files = []
-        for path, known, footer in zip(self.paths, self._stamps, self._footers, strict=True):
+        for path, known, footer in zip(self.shards, self._stamps, self._footers, strict=True):
             file = OpenFile(path)
             if file.stamp != known:
                 raise WherefromError(f"{path} has changed: open the data set again")
@@ -213,7 +213,7 @@ class ParquetImages(Described):
     def name_of(self, index: int) -> str:
         """The file, and the number of the row in it."""
         file = self._at(index).file
-        return f"{self.paths[file].name}/{index - int(self._starts[self._firsts[file]])}"
+        return f"{self.shards[file].name}/{index - int(self._starts[self._firsts[file]])}"
 
     def caption_of(self, index: int) -> str | None:
         return None if self.caption is None else as_text(self._value(self.caption, index)) or None

@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
 
 class Tars(Described):
-    """The images of tars, tar after tar; `paths` are the tars."""
+    """The images of tars, tar after tar; `shards` are the tars."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Tars(Described):
         channels: int,
     ) -> None:
         super().__init__(size, channels)
-        self.paths = [index.path for index in indexes]
+        self.shards = [index.path for index in indexes]
         self._kept, self._files = list(kept), OpenFiles()
         self._indexes: list[TarIndex | None] = list(indexes)
         self._digests = [index.digest for index in indexes]
@@ -95,8 +95,8 @@ class Tars(Described):
     # --- where items are ------------------------------------------------------------------------
 
     def _first(self) -> str:
-        more = f" and {len(self.paths) - 1} more tars" if len(self.paths) > 1 else ""
-        return f"{self.paths[0]}{more}"
+        more = f" and {len(self.shards) - 1} more tars" if len(self.shards) > 1 else ""
+        return f"{self.shards[0]}{more}"
 
     def _is_image(self, ending: str) -> bool:
         if self._image is not None:
@@ -120,10 +120,10 @@ class Tars(Described):
     def _index(self, shard: int) -> TarIndex:
         index = self._indexes[shard]
         if index is None:  # in another process
-            index = open_index(self.paths[shard], self._kept[shard])
+            index = open_index(self.shards[shard], self._kept[shard])
             if index is None or index.digest != self._digests[shard]:
                 raise WherefromError(
-                    f"{self.paths[shard]} has changed, or its index {self._kept[shard]}: open the "
+                    f"{self.shards[shard]} has changed, or its index {self._kept[shard]}: open the "
                     "data set again"
                 )
             self._indexes[shard] = index
@@ -153,7 +153,7 @@ class Tars(Described):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_indexes": [None] * len(self.paths)}
+        return {**self.__dict__, "_indexes": [None] * len(self.shards)}
 
     # --- items ----------------------------------------------------------------------------------
 
@@ -189,8 +189,8 @@ class Tars(Described):
         """Of the tars: all names, sizes and times of files, by their headers, and the content of
         1,024 files spread over all tars, at least one of each.
         """
-        each, tars = max(1, _SAMPLED // len(self.paths)), []
-        for shard in range(len(self.paths)):
+        each, tars = max(1, _SAMPLED // len(self.shards)), []
+        for shard in range(len(self.shards)):
             index = self._index(shard)
             if stamp(index.path) != index.stamp:
                 raise WherefromError(

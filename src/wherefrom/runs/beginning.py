@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from ..artefacts.files import check_folder, check_readable, exists
-from ..data.folder import folder
+from ..data.described import Described
 from ..data.sidecars import captions_of
 from ..errors import WherefromError
 from ..models.presets import preset
 from .networks import below, made_network, made_process
-from .settings import ModelTable, Settings, tables_of
-from .subject import known_classes
+from .settings import SOURCES, ModelTable, Settings, tables_of
+from .subject import Shown, known_classes, pictures_of
 from .toml import NAME, write_settings
 
 Given = Mapping[str, Mapping[str, Any]]
-_PATHS = {"model": ("pipeline", "lora", "factory", "weights"), "data": ("images", "path")}
-_PATHS |= {"process": ("scheduler",)}
+_PATHS = {
+    "model": ("pipeline", "lora", "factory", "weights"),
+    "data": ("images", "tars", "parquet", "path"),
+    "process": ("scheduler",),
+}
 
 
 def begin(place: Path, given: Given) -> Settings:
@@ -47,7 +50,7 @@ def _guessed(given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """With what follows from the rest: the labels of a preset that has classes, its own data."""
     model, data = given.get("model", {}), given.setdefault("data", {})
     name = model.get("preset")
-    if name in ("digits", "stamps") and not {"images", "dataset"} & data.keys():
+    if name in ("digits", "stamps") and not set(SOURCES) & data.keys():
         data["dataset"] = name
     if name is not None and "labels" not in data and preset(name).network().classes is not None:
         data["labels"] = True
@@ -57,16 +60,17 @@ def _guessed(given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def _looked_at(settings: Settings, place: Path) -> None:
     """Refuse what is not there, or cannot be what it is named for."""
     model, data = settings.model, settings.data
-    if data.images is not None:
-        found = folder(below(place, data.images), labels=data.labels)
+    if data.dataset is None:
+        found = pictures_of(data, place)
         found[0]  # one that can be decoded
     if model.pipeline is not None:
         _look_at_pipeline(model, place)
         beside = data.captions is None and not data.labels
         texts = beside and _takes_texts(below(place, model.pipeline))
-        if texts and captions_of(found) is None:
+        named = data.images or data.tars or data.parquet
+        if texts and not _has_captions(found):
             raise WherefromError(
-                f"the pipeline generates from prompts, and {data.images} has no captions: put "
+                f"the pipeline generates from prompts, and {named} has no captions: put "
                 "metadata.csv, metadata.jsonl or a .txt file for each image there, or give one "
                 "text for all with --captions"
             )
@@ -75,6 +79,12 @@ def _looked_at(settings: Settings, place: Path) -> None:
     if model.factory is not None:
         made_process(settings.process, place)
         made_network(model, place)
+
+
+def _has_captions(found: Shown) -> bool:
+    if isinstance(found, Described):  # of a large set not all are read for this
+        return found.caption_of(0) is not None
+    return captions_of(found) is not None
 
 
 def _look_at_pipeline(model: ModelTable, place: Path) -> None:

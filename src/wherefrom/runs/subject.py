@@ -19,12 +19,15 @@ from ..adapters.model import Model, from_pipeline
 from ..artefacts.artefact import Artefact, there
 from ..artefacts.identity import fingerprint
 from ..data.cifar import cifar10
+from ..data.described import Described
 from ..data.digits import digits
 from ..data.fingerprint import data_fingerprint
 from ..data.folder import Folder, folder
 from ..data.items import Dataset, item_shape
+from ..data.parquet import parquet
 from ..data.sidecars import captions_of, metadata_columns
 from ..data.stamps import stamps
+from ..data.tars import tars
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError, whole
 from ..models.dit import DiT
@@ -47,6 +50,7 @@ _CIFAR10 = [
     "truck",
 ]
 _TABLES = (".csv", ".jsonl", ".parquet")
+Shown = Folder | Described
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,18 @@ def _images(data: DataTable, place: Path, size: Any, channels: int) -> tuple[Dat
     if data.dataset == "cifar10":
         assert data.path is not None
         return cifar10(below(place, data.path), labels=data.labels), _CIFAR10
+    found = pictures_of(data, place, size, channels)
+    return found, found.classes if isinstance(found, Folder) else []
+
+
+def pictures_of(data: DataTable, place: Path, size: Any = None, channels: int = 3) -> Shown:
+    """The training images that are files, or in files."""
+    if data.tars is not None:
+        return tars(below(place, data.tars), size=size, channels=channels)
+    if data.parquet is not None:
+        return parquet(below(place, data.parquet), size=size, channels=channels)
     assert data.images is not None
-    found = folder(below(place, data.images), size, channels, data.labels)
-    return found, found.classes
+    return folder(below(place, data.images), size, channels, data.labels)
 
 
 def known_classes(settings: Settings, place: Path) -> list[str] | None:
@@ -270,8 +283,8 @@ class Opened(NamedTuple):
 
     pipe: Any
     model: Model
-    images: Path
-    found: Folder
+    images: Path | Shown  # as `model.dataset` takes them
+    found: Shown
     captions: Any  # as `model.dataset` takes them
     texts: Any  # what they say: of each picture, or one for all
     parts: dict[str, Any]  # what encoding depends on
@@ -291,17 +304,17 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
 def opened(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Opened:
     """A pipeline, and pictures with the captions or classes that it asks for."""
     table, data = settings.model, settings.data
-    assert data.images is not None
     stages.tell(f"opening the pipeline {table.pipeline}")
     pipe = opened_pipeline(table, place, device)
     model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
-    images = below(place, data.images)
-    found = folder(images, labels=data.labels)
+    found = pictures_of(data, place)
+    images = found if data.images is None else below(place, data.images)
     captions = _captions(data, place, found)
     texts = _texts(found, captions, images) if model.encoder.names else None
     if texts is None and model.encoder.names:
         raise WherefromError(
-            f"{type(pipe).__name__} generates from prompts or classes, and {images} has neither: "
+            f"{type(pipe).__name__} generates from prompts or classes, and "
+            f"{data.images or data.tars or data.parquet} has neither: "
             "put captions beside the images, or set captions or labels = true in [data]"
         )
     parts = {
@@ -312,30 +325,31 @@ def opened(settings: Settings, place: Path, device: torch.device, stages: Stages
     return Opened(pipe, model, images, found, captions, texts, parts)
 
 
-def _captions(data: DataTable, place: Path, found: Folder) -> Any:
+def _captions(data: DataTable, place: Path, found: Shown) -> Any:
     """As `model.dataset` takes them."""
-    if data.labels:
+    if isinstance(found, Folder) and data.labels:
         return found.labels
     if data.captions is not None and Path(data.captions).suffix in _TABLES:
         return str(below(place, data.captions).absolute())
     return data.captions
 
 
-def _texts(found: Folder, captions: Any, images: Path) -> Any:
+def _texts(found: Shown, captions: Any, images: Path | Shown) -> Any:
     """What captions say, where they are a column or a file."""
-    table = isinstance(captions, str) and Path(captions).suffix in _TABLES
-    if (
-        captions is None
-        or table
-        or (isinstance(captions, str) and captions in metadata_columns(images))
-    ):
-        return captions_of(found, captions)
-    return captions
+    if captions is None:
+        return captions_of(found)
+    if not isinstance(captions, str):
+        return captions
+    columns = metadata_columns(images) if isinstance(images, Path) else set[str]()
+    if isinstance(found, Described):
+        columns = set(found.column_names())
+    named = Path(captions).suffix in _TABLES or captions in columns
+    return captions_of(found, captions) if named else captions
 
 
-def _classes(pipe: Any, found: Folder) -> list[str] | None:
+def _classes(pipe: Any, found: Shown) -> list[str] | None:
     """The names of classes: those of the images' folders, or the pipeline's own."""
-    if found.classes:
+    if isinstance(found, Folder) and found.classes:
         return found.classes
     labels: Mapping[str, int] = getattr(pipe, "labels", None) or {}
     if not labels:
