@@ -23,7 +23,7 @@ from ..artefacts.lock import only_one
 from ..artefacts.pace import Pace
 from ..data.batch import check_cond_rows
 from ..data.conditions import Cond, not_finite
-from ..data.described import Described
+from ..data.described import Described, LazyColumn
 from ..data.fingerprint import data_fingerprint
 from ..data.items import (
     Batch,
@@ -83,8 +83,11 @@ class Encoded:
         }
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """What each item is called: its file, below the folder that was given, or its place."""
+        source = self.source.source if isinstance(self.source, Again) else self.source
+        if isinstance(source, Described):
+            return LazyColumn(len(source), source.name_of)
         root, files = getattr(self.source, "root", None), _files(self.source)
         if files is None:
             return [str(index) for index in range(len(self))]
