@@ -593,6 +593,8 @@ def test_captions_of_all_items_are_what_a_model_is_given(three, tmp_path):
     assert captions_of(dataset) == [f"caption {n}" for n in range(9)]
     assert captions_of(dataset, "artist")[:3] == ["artist 0", "artist 1", "artist 2"]
     assert captions_of(tars(three, cond="cls"))[:3] == [0, 1, 2]
+    assert captions_of(dataset.without([0, 2]))[:2] == ["caption 1", "caption 3"]
+    assert captions_of(dataset.without([0]), "artist")[:2] == ["artist 1", "artist 2"]
     bare = {"a.png": png(0), "a.txt": b"a", "b.png": png(1)}
     with pytest.raises(WherefromError, match=r"b\.png \(item 1\) has no caption"):
         captions_of(tars(pack(tmp_path / "b/b.tar", bare)))

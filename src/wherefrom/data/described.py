@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import WherefromError
+from ..running.progress import bar
 from .lazy import LazyImages
 
 ALL = 2**14  # items of which everything is read where somebody asks for all
@@ -33,8 +35,8 @@ class Described(LazyImages):
         """What else is known of images."""
 
     @abstractmethod
-    def cell(self, column: str, index: int) -> str:
-        """What a column says of an image; empty where it says nothing."""
+    def cells(self, index: int) -> dict[str, str]:
+        """What every column says of an image; empty where it says nothing."""
 
     def captions(
         self, column: str | None = None, places: Sequence[int] | None = None
@@ -43,25 +45,31 @@ class Described(LazyImages):
         `places`: of which images; None: of all.
         """
         found: list[str] = []
-        for index in range(len(self)) if places is None else map(int, places):
-            text = self.caption_of(index) if column is None else self.cell(column, index)
-            if not text and not found and column is None:
-                return None
-            if not text:
-                raise WherefromError(
-                    f"{self.name_of(index)} (item {index}) has no caption, and others have one: "
-                    "add it, or leave such items out with dataset.without([...])"
-                )
-            found.append(text)
+        wanted = range(len(self)) if places is None else places
+        with bar(len(wanted), "reading captions", "image", delay=2) as progress:
+            for index in map(int, wanted):
+                text = self.caption_of(index) if column is None else self.cells(index)[column]
+                if not text and not found and column is None:
+                    return None
+                if not text:
+                    raise WherefromError(
+                        f"{self.name_of(index)} (item {index}) has no caption, and others have "
+                        "one: add it, or leave such items out with dataset.without([...])"
+                    )
+                found.append(text)
+                progress.update()
         return found
 
     def columns(self) -> dict[str, Sequence[str]]:
         """Every column: of a small set as lists, of a large one read where it is looked at."""
-        found: dict[str, Sequence[str]] = {}
-        for name in self.column_names():
-            column = LazyColumn(len(self), lambda index, name=name: self.cell(name, index))  # type: ignore[misc]
-            found[name] = column if len(self) > ALL else list(column)
-        return found
+        if len(self) <= ALL:
+            rows = [self.cells(index) for index in range(len(self))]
+            return {name: [row[name] for row in rows] for name in self.column_names()}
+
+        def cell(name: str, index: int) -> str:
+            return self.cells(index)[name]
+
+        return {name: LazyColumn(len(self), partial(cell, name)) for name in self.column_names()}
 
 
 class LazyColumn(Sequence[str]):

@@ -221,11 +221,13 @@ class ParquetImages(Described):
     def column_names(self) -> list[str]:
         return [name for name in self._known if name != self.caption]
 
-    def cell(self, column: str, index: int) -> str:
-        value, names = self._value(column, index), self._classes.get(column)
-        if names and isinstance(value, int) and 0 <= value < len(names):
-            return str(names[value])
-        return as_text(value)
+    def cells(self, index: int) -> dict[str, str]:
+        found = {}
+        for column in self.column_names():
+            value, names = self._value(column, index), self._classes.get(column)
+            named = names and isinstance(value, int) and 0 <= value < len(names)
+            found[column] = names[value] if named and names else as_text(value)
+        return found
 
 
 def parquet(

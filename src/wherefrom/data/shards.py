@@ -92,6 +92,11 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self._descriptor = path, -1
+        if not hasattr(os, "pread"):
+            raise WherefromError(
+                f"{path} cannot be read by number on this system, which has no pread: use Linux or "
+                "macOS, or unpack it to a folder"
+            )
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
             found = os.fstat(self._descriptor)

@@ -11,6 +11,7 @@ import io
 import json
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,21 +252,23 @@ class Tars(Described):
         return as_text(self._fields(index).get(self._caption)) or None
 
     def column_names(self) -> list[str]:
-        """The tar, the label, and the keys of some of the JSON files."""
+        """The label, the tar, and the keys of some of the JSON files."""
+        return list(self._columns)
+
+    @cached_property
+    def _columns(self) -> tuple[str, ...]:
         places = np.linspace(0, len(self) - 1, min(len(self), _LOOKED_AT)).astype(int).tolist()
         keys = dict.fromkeys(key for place in places for key in self._fields(place))
-        labels = ["label"] if _LABEL in self._endings(0) else []
-        own = [*labels, "tar"]
-        return [*own, *(key for key in keys if key not in (*own, self._caption))]
+        own = ["label", "tar"] if _LABEL in self._endings(0) else ["tar"]
+        return (*own, *(key for key in keys if key not in (*own, self._caption)))
 
-    def cell(self, column: str, index: int) -> str:
-        if column == "tar":
-            return self._at(index).tar.path.name
-        if column == "label":
-            content = self._beside(self._at(index), _LABEL)
-            if content is not None:
-                return _text(content, f"the label of {self.name_of(index)}").strip()
-        return as_text(self._fields(index).get(column))
+    def cells(self, index: int) -> dict[str, str]:
+        place, said = self._at(index), self._fields(index)
+        said["tar"] = place.tar.path.name
+        label = self._beside(place, _LABEL) if "label" in self._columns else None
+        if label is not None:
+            said["label"] = _text(label, f"the label of {self.name_of(index)}").strip()
+        return {column: as_text(said.get(column)) for column in self._columns}
 
     def _fields(self, item: int) -> dict[str, Any]:
         """What the JSON file of an item says; nothing where there is none."""

@@ -40,12 +40,6 @@ class Items:
     def __init__(self, bench: Bench, ids: Tensor) -> None:
         self.ids = ids  # [N], ascending
         self._pictures = bench.pictures
-        # groups are of columns that need not be read, item by item, to be known
-        self._columns = {
-            name: values
-            for name, values in bench.pictures.columns.items()
-            if not isinstance(values, LazyColumn)
-        }
         if len(ids) == 0 or len(self._pictures) <= int(ids[-1]):
             raise WherefromError(
                 f"{bench.name} has {len(self._pictures)} pictures and a collection of {len(ids)} "
@@ -67,6 +61,12 @@ class Items:
         if found is None:
             raise Refused(404, f"there is no training image {item}")
         return found
+
+    @cached_property
+    def _columns(self) -> dict[str, Sequence[str]]:
+        """Those that need not be read, item by item, to be known."""
+        columns = self._pictures.columns.items()
+        return {name: values for name, values in columns if not isinstance(values, LazyColumn)}
 
     @cached_property
     def groups(self) -> dict[str, dict[str, Tensor]]:
