@@ -7,6 +7,7 @@ pyarrow, and Hugging Face's `datasets`, write the files.
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -133,6 +134,18 @@ def test_threads_and_processes_read_what_one_reader_reads(three):
         assert torch.equal(torch.cat(list(loader)), torch.stack([as_x(n) for n in range(12)]))
 
 
+def test_a_process_that_is_forked_while_a_row_group_is_read_reads_on(three):
+    dataset = parquet(three)
+    with dataset._groups._lock:  # as another thread holds it meanwhile
+        child = multiprocessing.get_context("fork").Process(target=dataset.__getitem__, args=(3,))
+        child.start()
+        child.join(20)
+    waiting = child.is_alive()
+    child.kill()
+    child.join()
+    assert not waiting
+
+
 def test_what_hugging_face_writes_is_read_as_it_reads_it(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
@@ -186,6 +199,19 @@ def test_an_identity_changes_with_any_item_though_the_time_does_not(tmp_path, ki
         found.append(data_fingerprint(parquet(path)))
     assert found[0] == found[2]
     assert found[0] != found[1]
+
+
+def test_a_change_that_leaves_length_time_and_footer_is_noticed_where_it_is_looked_at(tmp_path):
+    found = []
+    for some in ([0, 1, 2], [0, 2, 1]):
+        table = pa.table({"image": [bmp(number) for number in some]})
+        path, how = tmp_path / "a.parquet", {"use_dictionary": False, "write_statistics": False}
+        pq.write_table(table, path, compression="none", **how)
+        os.utime(path, ns=(1, 1))
+        dataset = parquet(path)
+        found.append((path.stat().st_size, dataset._footers, data_fingerprint(dataset)))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][2] != found[1][2]
 
 
 def test_a_file_written_again_or_changed_under_an_open_set_is_noticed(three, tmp_path):
