@@ -91,7 +91,8 @@ def test_what_is_said_is_what_happened(demo: Demo) -> None:
     about = json.loads((demo.out / "demo.json").read_text())
     said = " ".join(demo.said.split())
     artist, count = next(iter(about["artists_of_the_found"].items()))
-    assert f"stamp {about['image'] + 1} leads to one artist" in said
+    assert f"{about['file']} leads to one artist" in said
+    assert (demo.out / "generated" / about["file"]).is_file()
     assert f"{count} are by {artist}" in said
     for name in ("without_found", "without_others"):
         differed = about["difference"][name][about["image"]]

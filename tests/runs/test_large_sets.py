@@ -5,6 +5,7 @@ same hits as the same images in a folder.
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from torch import Tensor
 import wherefrom
 from pipelines import WORDS, saved_world
 from tiny_runs import pictures, small_preset
-from wherefrom.cli.verbs import init
+from wherefrom.cli.begin import init
+from wherefrom.data.tars import Tars
 from wherefrom.runs.beginning import begin
 from wherefrom.runs.run import Run
 
@@ -30,12 +32,14 @@ def _small() -> Iterator[None]:
         yield
 
 
-def packed(paths: list[Path], target: Path, texts: list[str] | None = None) -> None:
+def packed(
+    paths: list[Path], target: Path, texts: list[str] | None = None, ending: str = "txt"
+) -> None:
     with tarfile.open(target, "w") as tar:
         for place, path in enumerate(paths):
             tar.add(path, f"{place:04d}.png")
             if texts is not None:
-                info, content = tarfile.TarInfo(f"{place:04d}.txt"), texts[place].encode()
+                info, content = tarfile.TarInfo(f"{place:04d}.{ending}"), texts[place].encode()
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
 
@@ -87,6 +91,21 @@ def test_a_pipeline_takes_captions_out_of_tars(
     for hit in rows[0]["most_influential"]:
         assert hit["caption"] == texts[hit["index"]]
         assert hit["name"] == f"a.tar/{hit['index']:04d}.png"
+
+
+def test_init_looks_at_the_first_caption_of_tars_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved_world("pipe", "pictures", count=3)
+    files = sorted(Path("pictures").glob("*.png"))
+    packed(files, Path("a.tar"), [json.dumps({"words": f"a {WORDS[i]}"}) for i in range(3)], "json")
+    looked: list[int] = []
+    cells = Tars.cells
+    monkeypatch.setattr(Tars, "cells", lambda self, i: (looked.append(i), cells(self, i))[1])
+    data = {"tars": "a.tar", "captions": "words"}
+    begin(Path("run"), {"model": {"pipeline": "pipe"}, "data": data, **SMALL})
+    assert set(looked) == {0}
 
 
 def test_tars_without_captions_or_with_labels_are_refused(

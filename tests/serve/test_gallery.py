@@ -120,7 +120,7 @@ def test_one_that_is_forgotten_while_it_is_settled_stays_forgotten(tmp_path: Pat
 
     gallery._write = late  # type: ignore[method-assign]
     with pytest.raises(Refused, match="forgotten while"):
-        gallery.settle(query.id, {"share": 1.0}, [])
+        gallery.settle(query.id, {"share": 1.0}, [], torch.zeros(5))
     assert list(tmp_path.iterdir()) == []
 
 

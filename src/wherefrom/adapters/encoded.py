@@ -29,6 +29,7 @@ from ..data.items import (
     Batch,
     Dataset,
     ahead,
+    batched,
     check_batch_size,
     item_shape,
     length,
@@ -292,9 +293,8 @@ class _Work:
         """Those that are missing, each batch read while the one before it is encoded; by one thread
         where that is all that their set bears.
         """
-        total, size = self.totals[_LATENTS], self.batch_size
-        done = sum(self.artefact.state[_LATENTS])
-        places = (range(first, min(first + size, total)) for first in range(done, total, size))
+        left = range(sum(self.artefact.state[_LATENTS]), self.totals[_LATENTS])
+        places = batched([left], self.batch_size)
         workers = None if threads_may_read(self.source) else 1
         return ahead(self.source, places, item_shape(self.source, "picture"), "picture", workers)
 

@@ -8,7 +8,7 @@ the picture that it was encoded from.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class Pictures:
             each item, a list with a dict for each item, or a file (.csv, .jsonl or .parquet), whose
             rows name pictures in the column file_name, or are as many as the items and in their
             order.
-        generated: whether numbers beyond [-1, 1] are cut off, as a sampler's are.
+        generated: whether these are queries: numbers beyond [-1, 1], as a sampler's may be, are
+            cut off.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class Pictures:
         """The picture as the network sees it: a PIL image, RGB or grey."""
         index = self._checked(index)
         shows, place = self._shows[self._which[index]], int(self._place[index])
-        return as_image(several(shows, [place])[0], f"item {index}", self._generated)
+        called = f"query {index}" if self._generated else f"item {index}"
+        return as_image(several(shows, [place])[0], called, self._generated)
 
     def name(self, index: int) -> str:
         """The file below its folder, or the number."""
@@ -163,9 +165,15 @@ class Pictures:
         if isinstance(metadata, str | os.PathLike):
             return self._of_file(Path(metadata))
         if isinstance(metadata, Mapping):
+            for name, values in metadata.items():
+                if isinstance(values, str) or not isinstance(values, Iterable):
+                    raise WherefromError(
+                        f"the metadata {name!r} is {values!r:.60}: give a value for each of "
+                        f"{self._count} items"
+                    )
             columns = {str(name): list(values) for name, values in metadata.items()}
             for name, values in columns.items():
-                if len(values) != self._count or isinstance(metadata[name], str):
+                if len(values) != self._count:
                     raise WherefromError(
                         f"the metadata {name!r} has {len(values)} values for {self._count} items: "
                         "give one for each"
@@ -225,6 +233,8 @@ def as_image(item: Any, name: str, generated: bool = False) -> Any:
     """An item of a data set as a PIL image; `name`: what to call it where it is none."""
     pil: Any = need("PIL.Image", "report")
     if hasattr(item, "getbands"):  # it is one
+        if 0 in item.size:
+            raise WherefromError(f"{name} is a picture of {item.size[0]} x {item.size[1]} pixels")
         return as_mode(upright(item), 1 if item.mode in ("1", "L") else 3, name)
     x = split(item, name)[0].detach().to("cpu", torch.float32)
     if x.ndim != 3 or x.shape[0] not in (1, 3):
@@ -232,6 +242,8 @@ def as_image(item: Any, name: str, generated: bool = False) -> Any:
             f"{name} has shape {tuple(x.shape)}, which is no picture [C, H, W] of 1 or 3 channels: "
             "give the pictures that such items were made of"
         )
+    if x.numel() == 0:
+        raise WherefromError(f"{name} is a picture of {x.shape[2]} x {x.shape[1]} pixels")
     outside = float((~(x.abs() <= _EDGE)).float().mean())  # NaN is outside
     if bool(x.isnan().any()) or outside > (0.5 if generated else 0.0):
         low, high = (float(edge) for edge in x.aminmax())

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from ..artefacts.files import check_ordinary
 from ..errors import WherefromError, need, whole
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Size = int | tuple[int, int]  # of a square, or (height, width)
 
 DECODED = "upright, on white"  # a copy of pixels that were decoded otherwise is another copy
+_LARGEST = 2**14  # pixels of a side
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -39,6 +41,7 @@ def open_image(path: Path, channels: int) -> Image:
     where it is transparent.
     """
     pil: Any = need("PIL.Image", "data")
+    check_ordinary(path)
     with decoding(str(path)), pil.open(path) as image:
         return as_mode(upright(image), channels, str(path))
 
@@ -109,7 +112,7 @@ def check_view(size: Size | None, channels: int) -> Size | None:
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
     if len(sides) != 2:
         raise WherefromError(f"size is {size!r}; a pair is (height, width)")
-    height, width = (whole("size", side) for side in sides)
+    height, width = (whole("size", side, most=_LARGEST) for side in sides)
     if min(height, width) < 1:
         raise WherefromError(
             f"size is {size!r}; give a positive number of pixels, or None to keep images as "

@@ -190,6 +190,15 @@ def _readers() -> int:
     return min(_THREADS, (os.cpu_count() or 1) if allowed is None else len(allowed(0)))
 
 
+def batched(spans: Iterable[range], size: int) -> Iterator[range]:
+    """The places of batches of items that follow each other; the last one of a span may be
+    smaller.
+    """
+    for span in spans:
+        for first in range(span.start, span.stop, size):
+            yield range(first, min(first + size, span.stop))
+
+
 @contextmanager
 def ahead(
     dataset: Dataset,
@@ -258,7 +267,6 @@ def _joined(
 
 def batches(dataset: Dataset, batch_size: int, workers: int | None = None) -> Iterator[Batch]:
     """The data set's fixed views in order, as batches; the last one may be smaller."""
-    count, shape = length(dataset), item_shape(dataset)
-    places = (range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
-    with ahead(dataset, places, shape, workers=workers) as read_ahead:
+    places = batched([range(length(dataset))], batch_size)
+    with ahead(dataset, places, item_shape(dataset), workers=workers) as read_ahead:
         yield from read_ahead

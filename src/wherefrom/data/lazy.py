@@ -25,6 +25,7 @@ from ..artefacts.identity import fingerprint
 from ..artefacts.pace import Pace
 from ..errors import WherefromError, whole
 from ..running.progress import bar
+from .contents import Contents
 from .decode import (
     DECODED,
     Size,
@@ -37,7 +38,7 @@ from .decode import (
 )
 from .images import Item, scaled
 
-_LOOKED_AT = 2**14  # files whose lengths and times are looked at whenever somebody asks
+_LOOKED_AT = 2**14  # files that are looked at whenever somebody asks
 _CHUNK = 256  # images decoded side by side: bounds the wait when something fails
 
 
@@ -166,6 +167,7 @@ class ImageFiles(LazyImages):
         super().__init__(size, channels)
         self.root = root
         self.paths = list(paths)
+        self._contents = Contents()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -175,10 +177,11 @@ class ImageFiles(LazyImages):
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 
     def identity(self) -> dict[str, Any]:
-        # names below the root, lengths and times: a moved folder keeps its cache, one with other
-        # images does not
+        # names below the root and what the files hold: a moved or copied folder keeps its cache,
+        # one with other images does not
         names = [path.relative_to(self.root).as_posix() for path in self.paths]
-        files = [(name, *stamp(path)) for name, path in zip(names, self.paths, strict=True)]
+        known = self._contents.of(self.paths)
+        files = [(name, *one) for name, one in zip(names, known, strict=True)]
         return {
             "kind": type(self).__name__,
             "images": len(self),

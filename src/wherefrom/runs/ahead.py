@@ -86,6 +86,7 @@ def planned(
         training=about.training,
         encode=about.encode,
         tid={name: getattr(tid, name) for name in ("damping", "similarity", "precision")},
+        method=settings.attribute.method,
         seconds=seconds,
         folder=place,
         calibrate=calibrate,

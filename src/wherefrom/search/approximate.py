@@ -50,7 +50,7 @@ class Searched(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def about(self) -> dict[str, Any]: ...
+    def carried(self) -> dict[str, Any]: ...
 
     def embedded(self, queries: Tensor | Dataset) -> Iterator[Tensor]: ...
 
@@ -142,7 +142,7 @@ class Approximate:
         store, found = self._store, []
         draws = list(range(store.draws))
         how = {"probes": self.probes, "recall": self.recall}
-        about = {**self.bank.about, "searched_draws": draws, "approximate": how}
+        about = {**self.bank.carried, "searched_draws": draws, "approximate": how}
         check_top_k(top_k, len(store))  # before anything is embedded
         for vectors in self.bank.embedded(queries):
             ends = [self._candidates(side, top_k) for side in (vectors, -vectors)]

@@ -24,11 +24,13 @@ from ..artefacts.draft import Draft
 from ..artefacts.identity import fingerprint
 from ..artefacts.lock import only_one
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, ahead, check_batch_size, item_shape, length
+from ..data.items import Cond, Dataset, ahead, batched, check_batch_size, item_shape, length
 from ..data.manner import Manner
 from ..errors import WherefromError
 from ..running.progress import bar
+from ..running.ranks import gathered, share
 from .ids import Items, whole_ids
+from .pieces import Pieces
 from .vectors import Dtype, Vectors, join
 from .writer import Writer
 
@@ -108,6 +110,9 @@ class VectorStore:
                 artefact.state["normed"] = True
         store = cls(artefact)
         if store.given < count:
+            pieces = Pieces(artefact, store.given, count, share())
+            if not pieces.direct:
+                return store._filled_by_several(dataset, make, label, pieces)
             with store._only_builder():
                 if store.given < count:
                     store._fill(dataset, make, label)
@@ -138,13 +143,13 @@ class VectorStore:
         draft, counts = self.artefact.draft(), list[int]()
         added = length(dataset), data_fingerprint(dataset)
 
-        def write(vectors: Vectors) -> None:
+        def write(_: int, vectors: Vectors) -> None:
             number = len(self._items.counts) + len(counts)  # unless others come first
             self.artefact.write(_shard(number), vectors.tensors(), draft)
             counts.append(vectors.count)
 
         try:
-            self._make(dataset, make, 0, label, write)
+            self._make(dataset, make, [range(length(dataset))], label, write)
             with self._newest():
                 first, shards = self.given, len(self._items.counts)
                 draft.rename([_shard(shards + number) for number in range(len(counts))])
@@ -167,33 +172,55 @@ class VectorStore:
         whole.
         """
 
-        def write(vectors: Vectors) -> None:
+        def write(_: int, vectors: Vectors) -> None:
             counts = self._items.counts
             self.artefact.write(_shard(len(counts)), vectors.tensors())
             self._commit(self._items._replace(counts=(*counts, vectors.count)))
 
         with self.artefact.as_it_began():
-            self._make(dataset, make, self.given, label, write)
+            self._make(dataset, make, [range(self.given, length(dataset))], label, write)
+
+    def _filled_by_several(self, dataset: Dataset, make: Make, label: str, pieces: Pieces) -> Self:
+        """Make this process's part of the missing vectors, and join it with the others'; a shard
+        leaves that to whoever merges.
+        """
+        asked = self.batch_size if pieces.batch_size is None else pieces.batch_size
+        self.batch_size = gathered(asked, f"the {self.artefact.kind}")[0]
+        own, here = pieces.own(), pieces.here
+        spans = pieces.spans(self.batch_size, self._shard_items)
+        how = {**self._how(), "pieces": own.state.get("pieces", {})}
+
+        def write(start: int, vectors: Vectors) -> None:
+            own.write(f"from-{start:012d}", vectors.tensors())
+            how["pieces"] = {**how["pieces"], f"from-{start:012d}": [start, vectors.count]}
+            own.commit(how)
+
+        with pieces.only_maker(), own.as_it_began():
+            self._make(dataset, make, spans, label, write)
+        if not here.joined and not here.alone:
+            return self
+        pieces.join(self._how(), list(self._items.counts), _shard)
+        whole = self.artefact
+        if whole.folder is not None:
+            whole = Artefact.claim(whole.folder, whole.kind, whole.identity)
+        return type(self)(whole)
 
     def _make(
         self,
         dataset: Dataset,
         make: Make,
-        done: int,
+        spans: Sequence[range],
         label: str,
-        write: Callable[[Vectors], None],
+        write: Callable[[int, Vectors], None],
     ) -> None:
-        """Make the vectors of items from `done` on and write shard after shard, while the next are
-        computed.
+        """Make the vectors of items that follow each other and write shard after shard, each with
+        its first item's place, while the next are computed.
         """
-        shape, total = item_shape(dataset), length(dataset)
+        shape, left = item_shape(dataset), sum(map(len, spans))
+        total = max((span.stop for span in spans), default=0) if len(spans) == 1 else left
+        step = min(self.batch_size, self._shard_items)  # a shard is of whole ones
 
-        # shards are of whole batches, or of less than one: where each begins is known beforehand
-        step = min(self.batch_size, self._shard_items)
-        begun = (range(first, min(first + step, total)) for first in range(done, total, step))
-
-        def made(places: range) -> Vectors:
-            x, cond = next(batches)
+        def made(x: Tensor, cond: Cond, places: range) -> Vectors:
             given = make(x, cond, places)
             vectors, norms = given if isinstance(given, tuple) else (given, None)
             finite = torch.isfinite(vectors).flatten(1).all(1).cpu()
@@ -207,20 +234,19 @@ class VectorStore:
 
         with (
             Writer() as writer,
-            bar(total, label, "image", initial=done) as progress,
-            ahead(dataset, begun, shape) as batches,
+            bar(total, label, "image", initial=total - left) as progress,
+            ahead(dataset, batched(spans, step), shape) as batches,
         ):
-            while done < total:
-                end, began, parts = min(done + self._shard_items, total), time.monotonic(), []
-                while done < end:
-                    places = range(done, min(done + self.batch_size, end))
-                    parts.append(made(places))
-                    done = places.stop
+            for span in spans:
+                first, began, parts = span.start, time.monotonic(), list[Vectors]()
+                for places in batched([span], step):
+                    parts.append(made(*next(batches), places))
                     progress.update(len(places))
                     writer.check()
-                    if time.monotonic() - began >= _LONG:
-                        break  # small vectors that take long: what was done must not be lost
-                writer.submit(partial(write, join(parts)))
+                    late = time.monotonic() - began >= _LONG  # what was done must not be lost
+                    if late or places.stop in (first + self._shard_items, span.stop):
+                        writer.submit(partial(write, first, join(parts)))
+                        first, began, parts = places.stop, time.monotonic(), []
 
     # --- writing beside others ------------------------------------------------------------------
 
@@ -254,12 +280,14 @@ class VectorStore:
             yield
 
     def _commit(self, items: Items, draft: Draft | None = None) -> None:
+        self.artefact.commit({**self._how(), **items.state()}, draft=draft)
+        self._items = items
+
+    def _how(self) -> dict[str, Any]:
+        """What is kept beside the items."""
         how: dict[str, Any] = {"draws": self.draws, "dim": self.dim, "batch_size": self.batch_size}
         how["manner"] = self.manner.state()
-        if self.normed:
-            how["normed"] = True
-        self.artefact.commit({**how, **items.state()}, draft=draft)
-        self._items = items
+        return {**how, "normed": True} if self.normed else how
 
     def as_it_is(self) -> Self:
         """The store as it is now: what is appended or deleted later is not in it."""

@@ -1,0 +1,139 @@
+"""The parts of a curvature that several processes have summed, each in a folder of its own inside
+the whole one's: which images they hold, which are missing, and how they are joined.
+
+A part keeps the places of its images among those that are summed, so that work goes on with any
+number of processes, and none is summed twice.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..artefacts.artefact import Artefact, there
+from ..errors import WherefromError
+from ..running.ranks import Share, gathered, meet, summed
+from .moments import Moments
+
+PARTS = "parts"
+_KIND = "part of a curvature"
+_WHAT = "the curvature"
+
+
+class Task(NamedTuple):
+    """What one process sums."""
+
+    artefact: Artefact  # where it keeps that
+    done: Tensor  # places that it has summed before, [d]
+    left: Tensor  # and those that it has not, [n]
+
+
+class Parts:
+    """Those of one curvature.
+
+    Args:
+        whole: the artefact that they will be joined in.
+        count: images that are summed in all.
+        here: which part is this process's.
+    """
+
+    def __init__(self, whole: Artefact, count: int, here: Share) -> None:
+        self.whole, self.count, self.here = whole, count, here
+        self._begun = torch.arange(int(whole.state.get("done", 0)))  # by a process alone
+        self._known = {name: self._places(part) for name, part in self._found().items()}
+        gathered(None, _WHAT)  # nobody writes before all have read
+        self._check_once()
+
+    @property
+    def direct(self) -> bool:
+        """Whether a process alone works on the whole itself, as there are no parts."""
+        return self.here.alone and not self._known
+
+    def task(self) -> Task:
+        """What this process sums."""
+        everything = torch.arange(self.count)
+        if self.direct:
+            return Task(self.whole, self._begun, everything[len(self._begun) :])
+        own = self._claim(self.here.name)
+        done = self._known.get(self.here.name, torch.empty(0, dtype=torch.long))
+        if not self.here.alone and not self.here.joined:  # a shard, which nobody else helps
+            dealt = everything[self.here.rank :: self.here.world]
+            return Task(own, done, dealt[~torch.isin(dealt, done)])
+        covered = torch.cat([self._begun, *self._known.values()])
+        missing = everything[~torch.isin(everything, covered)]
+        return Task(own, done, missing[self.here.rank :: self.here.world])
+
+    def join(self, moments: Moments, done: Tensor) -> None:
+        """Make the sums of this process, of images at places [d], those of all."""
+        leftover = sorted(self._known.keys() - set(gathered(self.here.name, _WHAT)))
+        places = [done]
+        for name in leftover[self.here.rank :: self.here.world]:
+            part = self._claim(name)
+            moments.add(part.read("moments"), part.state["counts"])
+            places.append(self._known[name])
+        if self.here.first and len(self._begun):
+            moments.add(self.whole.read("moments"), self.whole.state["counts"])
+            places.append(self._begun)
+        summed(moments.sums, _WHAT)
+        said = gathered((moments.counts, torch.cat(places).tolist()), _WHAT)
+        moments.counts = {name: sum(counts[name] for counts, _ in said) for name in moments.counts}
+        held = torch.tensor([place for _, some in said for place in some]).sort().values
+        if not torch.equal(held, torch.arange(self.count)):
+            raise WherefromError(
+                f"the parts of the curvature in {self.whole.folder} hold {len(held)} images where "
+                f"{self.count} were wanted: delete its folder {PARTS} and fit it again"
+            )
+
+    def clear(self) -> None:
+        """Forget the parts, once the whole is kept."""
+        meet(_WHAT)
+        if self.here.first and self.whole.folder is not None:
+            shutil.rmtree(self.whole.folder / PARTS, ignore_errors=True)
+        meet(_WHAT)
+
+    def check_whole(self) -> None:
+        """Refuse parts of which one is missing or not done, by name."""
+        names = sorted(self._known)
+        worlds = {int(name.split("-of-")[1]) for name in names}
+        if len(worlds) == 1:
+            world = worlds.pop()
+            for rank in range(world):
+                wanted = len(range(rank, self.count, world))
+                held = len(self._known.get(f"{rank}-of-{world}", ()))
+                if held < wanted:
+                    raise WherefromError(
+                        f"shard {rank} of {world} of the curvature in {self.whole.folder} holds "
+                        f"{held} of its {wanted} images: run it (again), then merge"
+                    )
+
+    # --- on disk --------------------------------------------------------------------------------
+
+    def _claim(self, name: str) -> Artefact:
+        folder = self.whole.folder
+        place = None if folder is None else folder / PARTS / name
+        return Artefact.claim(place, _KIND, self.whole.identity)
+
+    def _found(self) -> dict[str, Artefact]:
+        if self.whole.folder is None or not (self.whole.folder / PARTS).is_dir():
+            return {}
+        folders = sorted(one for one in (self.whole.folder / PARTS).iterdir() if there(one))
+        return {one.name: self._claim(one.name) for one in folders}
+
+    @staticmethod
+    def _places(part: Artefact) -> Tensor:
+        return part.read("places")["places"]
+
+    def _check_once(self) -> None:
+        """Refuse parts of which two hold the same image."""
+        seen: dict[int, str] = dict.fromkeys(self._begun.tolist(), "the whole")
+        for name, places in self._known.items():
+            for place in places.tolist():
+                if place in seen:
+                    raise WherefromError(
+                        f"two parts of the curvature in {self.whole.folder} hold the same image "
+                        f"({seen[place]} and {name}): delete one of them"
+                    )
+                seen[place] = name

@@ -1,0 +1,178 @@
+"""Vectors that several processes make, each in a folder of its own inside the whole store's: which
+items they hold, which are missing, and how they become one store.
+
+Items are dealt out in whole batches, so that their vectors have the same bits whoever makes them.
+Joining moves no vector: files are linked, and one list is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..artefacts.artefact import Artefact, there
+from ..artefacts.files import check_folder
+from ..artefacts.lock import only_one
+from ..errors import WherefromError
+from ..running.ranks import Share, gathered, meet
+
+PARTS = "parts"
+_MAKING = ".making.lock"
+
+
+class Piece(NamedTuple):
+    """Vectors of some items that follow each other, whole on disk."""
+
+    start: int
+    items: int
+    artefact: Artefact
+    name: str  # in it
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.items
+
+
+class Pieces:
+    """Those of one store.
+
+    Args:
+        whole: the artefact that they will be joined in.
+        begun: items, from the first on, that it holds already.
+        count: items in all.
+        here: which part is this process's.
+    """
+
+    def __init__(self, whole: Artefact, begun: int, count: int, here: Share) -> None:
+        self.whole, self.begun, self.count, self.here = whole, begun, count, here
+        self._what = f"the {whole.kind}"
+        self._known = {name: self._claim(name) for name in self._names()}
+        gathered(None, self._what)  # nobody writes before all have looked
+
+    @property
+    def direct(self) -> bool:
+        """Whether a process alone works on the whole itself, as there are no parts."""
+        return self.here.alone and not self._known
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of the batches that the parts were made in; None: there are none yet."""
+        sizes = [int(part.state["batch_size"]) for part in self._known.values() if part.state]
+        return min(sizes) if sizes else None
+
+    def own(self) -> Artefact:
+        """Where this process keeps what it makes."""
+        name = self.here.name
+        if name not in self._known:
+            self._known[name] = self._claim(name)
+        return self._known[name]
+
+    @contextlib.contextmanager
+    def only_maker(self) -> Iterator[None]:
+        """Inside, nobody else makes this process's part."""
+        folder = self.own().folder
+        if folder is None:
+            yield
+            return
+        check_folder(folder)
+        busy = f"somebody else is making this part in {folder} just now: wait until that is done"
+        with only_one(folder / _MAKING, busy):
+            yield
+
+    def spans(self, batch: int, most: int) -> list[range]:
+        """The items that this process makes, in whole batches and at most so many in a row."""
+        if not self.here.joined and not self.here.alone:  # a shard, which nobody else helps
+            held = [piece for piece in _pieces(self._known) if piece.artefact is self.own()]
+            dealt = self._dealt([range(0, self.count)], batch, self.count)
+            return [rest for span in dealt for rest in _without(span, held, 0)]
+        holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
+        return self._dealt(holes, batch, most)
+
+    def _dealt(self, holes: list[range], batch: int, most: int) -> list[range]:
+        """This process's share of what is missing: every rank-th run of batches."""
+        missing = sum(len(hole) for hole in holes)
+        batches = max(1, -(-missing // (batch * self.here.world)))  # of a run, that all get some
+        run = batch * min(batches, max(1, most // batch))
+        runs = [
+            range(start, min(start + run, hole.stop))
+            for hole in holes
+            for start in range(hole.start, hole.stop, run)
+        ]
+        return runs[self.here.rank :: self.here.world]
+
+    # --- joining --------------------------------------------------------------------------------
+
+    def join(self, state: dict[str, Any], counts: list[int], name: Any) -> None:
+        """Make one store of all parts; `state`: what it keeps beside the counts of its shards,
+        `name`: of a shard by its number.
+        """
+        if self.whole.folder is None:
+            parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._what))}
+        else:
+            meet(self._what)
+            parts = {one: self._claim(one) for one in self._names()}
+        if self.here.first or self.whole.folder is None:
+            found = sorted(_pieces(parts), key=lambda piece: piece.start)
+            self._check(found)
+            draft = self.whole.draft()
+            try:
+                for number, piece in enumerate(found, len(counts)):
+                    self.whole.adopt(name(number), piece.artefact, piece.name, draft)
+                counts = [*counts, *(piece.items for piece in found)]
+                self.whole.commit({**state, "counts": counts, "deleted": []}, draft=draft)
+            finally:
+                draft.discard()
+        if self.here.first and self.whole.folder is not None:
+            shutil.rmtree(self.whole.folder / PARTS, ignore_errors=True)
+        meet(self._what)
+
+    def _check(self, found: list[Piece]) -> None:
+        """Refuse pieces that do not follow each other to the end."""
+        place = self.begun
+        for piece in found:
+            if piece.start < place:
+                raise WherefromError(
+                    f"items {piece.start} to {min(place, piece.stop) - 1} of {self._what} in "
+                    f"{self.whole.folder} are there twice, the second time in "
+                    f"{piece.artefact.folder}: delete that folder"
+                )
+            if piece.start > place:
+                break
+            place = piece.stop
+        if place < self.count:
+            nearest = min((one.start for one in found if one.start > place), default=self.count)
+            raise WherefromError(
+                f"items {place} to {nearest - 1} of {self._what} in {self.whole.folder} are "
+                "missing: run the shard that makes them, then merge"
+            )
+
+    def _names(self) -> list[str]:
+        if self.whole.folder is None or not (self.whole.folder / PARTS).is_dir():
+            return []
+        return sorted(one.name for one in (self.whole.folder / PARTS).iterdir() if there(one))
+
+    def _claim(self, name: str) -> Artefact:
+        folder = self.whole.folder
+        place = None if folder is None else folder / PARTS / name
+        return Artefact.claim(place, f"part of a {self.whole.kind}", self.whole.identity)
+
+
+def _pieces(parts: Mapping[str, Artefact]) -> Iterator[Piece]:
+    for part in parts.values():
+        for name, (start, count) in part.state.get("pieces", {}).items():
+            yield Piece(int(start), int(count), part, name)
+
+
+def _without(span: range, pieces: list[Piece], begun: int) -> Iterator[range]:
+    """What of a span is in none of the pieces, nor among the first."""
+    place = max(span.start, begun)
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if piece.stop <= place or piece.start >= span.stop:
+            continue
+        if piece.start > place:
+            yield range(place, piece.start)
+        place = max(place, piece.stop)
+    if place < span.stop:
+        yield range(place, span.stop)
