@@ -113,6 +113,39 @@ def test_shards_are_joined_by_whoever_comes_last(tmp_path: Path) -> None:
     assert torch.equal(index.store.vectors(range(23)), plain.store.vectors(range(23)))
 
 
+class Decoded:
+    """Items that threads may read, and so are read ahead."""
+
+    thread_safe = True
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_shards_that_read_ahead_make_what_one_makes_that_does_not(tmp_path: Path) -> None:
+    tid, data, _ = work.made()
+    whole = tid.fit(data, 4)
+    plain = whole.index(data, dim=64, batch_size=4)
+    threaded = Decoded(data)
+    for number in range(3):
+        with shard(number, 3):
+            work.made()[0].fit(threaded, 4, store=tmp_path / "curvature")
+            whole.index(threaded, tmp_path / "index", dim=64, batch_size=4)
+    joined = work.made()[0].fit(threaded, 4, store=tmp_path / "curvature")
+    for name in ("a", "b"):
+        ours = whole.curvature.moment("patchify", name)
+        theirs = joined.curvature.moment("patchify", name)
+        assert torch.allclose(theirs, ours, rtol=0, atol=1e-5 * float(ours.abs().max()))
+    index = whole.index(threaded, tmp_path / "index", dim=64, batch_size=4)
+    assert torch.equal(index.store.vectors(range(23)), plain.store.vectors(range(23)))
+
+
 def test_what_is_missing_is_made_by_a_process_alone(tmp_path: Path) -> None:
     tid, data, _ = work.made()
     tid.fit(data, 4)

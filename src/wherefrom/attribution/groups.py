@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..data.described import LazyColumn
 from ..errors import WherefromError
 
 RESAMPLES = 2000
@@ -45,8 +46,9 @@ class Group:
 def chosen_columns(
     columns: Mapping[str, Sequence[str]], group: str | Sequence[str] | None
 ) -> list[tuple[str, ...]]:
-    """The columns that are asked for; None: those with groups of two or more on average. Columns
-    that divide alike come together, one that people wrote before the label and the folder.
+    """The columns that are asked for; None: those with groups of two or more on average, of those
+    that need not be read for it. Columns that divide alike come together, one that people wrote
+    before the label and the folder.
     """
     if group is not None:
         asked = [group] if isinstance(group, str) else group
@@ -63,6 +65,8 @@ def chosen_columns(
         return [(name,) for name in asked]
     found: dict[tuple[int, ...], list[str]] = {}
     for name, values in sorted(columns.items(), key=lambda column: column[0] in _OURS):
+        if isinstance(values, LazyColumn):
+            continue
         numbers: dict[str, int] = {}
         division = tuple(numbers.setdefault(value, len(numbers)) for value in values)
         if 2 <= len(numbers) <= len(values) // 2:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, Subset
 from ..adapters.encoded import Encoded
 from ..data.cache import Cached
 from ..data.decode import as_mode, upright
+from ..data.described import LazyColumn
 from ..data.items import length, several, split
 from ..data.metadata import FILE, Columns, Known, as_text, rows_by_name
 from ..data.pictures import Again, OfDataset
@@ -95,15 +96,18 @@ class Pictures:
         columns of metadata beside the pictures, and those that were given.
         """
         found: Columns = {}
-        for (_, places, items), known in zip(self._sources, self._known, strict=True):
-            for name, values in known.columns.items():
-                column = found.setdefault(name, [""] * self._count)
-                for place, item in zip(places.tolist(), items.tolist(), strict=True):
-                    column[item] = values[place]
+        for name in dict.fromkeys(name for known in self._known for name in known.columns):
+            lazy = any(isinstance(known.columns.get(name), LazyColumn) for known in self._known)
+            column = LazyColumn(self._count, partial(self._cell, name))
+            found[name] = column if lazy else list(column)
         if "label" not in found and any(isinstance(text, int) for text in self._texts):
             labels = ["" if isinstance(text, str) else as_text(text) for text in self._texts]
             found = {"label": labels, **found}
         return {**found, **self._given}
+
+    def _cell(self, column: str, index: int) -> str:
+        known, place = self._known_of(index)
+        return known.columns[column][place] if column in known.columns else ""
 
     # --- where items come from ------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ def init(
         str | None, typer.Option(help="Or the scheduler_config.json that says it.")
     ] = None,
     images: Annotated[str | None, typer.Option(help="A folder of training images.")] = None,
+    tars: Annotated[str | None, typer.Option(help='Or tars of images: "{000..099}.tar".')] = None,
+    parquet: Annotated[str | None, typer.Option(help="Or Parquet files with images.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Or digits, or cifar10 with --path.")] = None,
     path: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
     labels: Annotated[
@@ -64,6 +66,7 @@ def init(
     }
     options["model"] |= {"weights": weights, "entry": entry}
     options["data"] |= {"captions": captions, "size": size, "channels": channels}
+    options["data"] |= {"tars": tars, "parquet": parquet}
     given = {
         name: kept
         for name, table in options.items()
@@ -122,5 +125,5 @@ def _ask(given: dict[str, dict[str, Any]]) -> None:
         lora = typer.prompt("A LoRA on top of it (nothing: none)", "", show_default=False)
         if lora:
             model["lora"] = lora
-    if not {"images", "dataset"} & set(data) and model.get("preset") != "digits":
+    if not {"images", "tars", "parquet", "dataset"} & set(data) and model.get("preset") != "digits":
         data["images"] = typer.prompt("The folder of training images")

@@ -7,6 +7,7 @@ to the window's; one works on the decoded image, the other on the tensor.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,10 @@ _LARGEST = 2**14  # pixels of a side
 _MODES = {1: "L", 3: "RGB"}
 
 
+class Undecodable(WherefromError):
+    """An image is at fault, and not what it is read with: others can be."""
+
+
 def open_image(path: Path, channels: int) -> Image:
     """Decode a file as a viewer shows it: upright, by the camera's orientation mark, and on white
     where it is transparent.
@@ -39,6 +44,13 @@ def open_image(path: Path, channels: int) -> Image:
     check_ordinary(path)
     with decoding(str(path)), pil.open(path) as image:
         return as_mode(upright(image), channels, str(path))
+
+
+def open_bytes(content: bytes, channels: int, name: str) -> Image:
+    """The same of a file's content; `name`: what to call it where it cannot be decoded."""
+    pil: Any = need("PIL.Image", "data")
+    with decoding(name), pil.open(io.BytesIO(content)) as image:
+        return as_mode(upright(image), channels, name)
 
 
 def upright(image: Image) -> Image:
@@ -71,7 +83,7 @@ def decoding(name: str) -> Iterator[None]:
     ) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the image's
             raise WherefromError(f"{name} cannot be read ({error.strerror})") from error
-        raise WherefromError(
+        raise Undecodable(
             f"{name} cannot be decoded as an image ({error}); mend or remove it"
         ) from error
 
@@ -79,7 +91,7 @@ def decoding(name: str) -> Iterator[None]:
 def as_mode(image: Image, channels: int, name: str) -> Image:
     """Convert to grey (1 channel) or RGB (3); what is transparent lies on white."""
     if image.mode.startswith(("I", "F")):  # PIL would clip these to 0..255 without a word
-        raise WherefromError(
+        raise Undecodable(
             f"{name} has pixels of more than 8 bits (mode {image.mode}); convert it to 8 bits first"
         )
     if image.has_transparency_data:  # convert would show the colours that lie under it

@@ -19,7 +19,7 @@ from .decode import Size
 from .lazy import ImageFiles
 
 _JPEG = {".jpg", ".jpeg", ".jpe", ".jfif"}
-_SUFFIXES = {*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+SUFFIXES = {*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 # pictures, too, of formats that are not read
 _UNREAD = {".avif", ".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".jpf", ".ppm", ".pgm"}
 _UNREAD |= {".pbm", ".pnm", ".tga", ".psd", ".svg", ".ico", ".exr", ".hdr", ".dng", ".cr2", ".cr3"}
@@ -77,8 +77,7 @@ def folder(
     if not paths:
         also = f", only {_counted(unread)}, which are not read" if unread else ""
         raise WherefromError(
-            f"{root} holds no images ({', '.join(sorted(suffix[1:] for suffix in _SUFFIXES))})"
-            f"{also}"
+            f"{root} holds no images ({', '.join(sorted(suffix[1:] for suffix in SUFFIXES))}){also}"
         )
     if unread:
         say(
@@ -103,7 +102,7 @@ def _images_below(root: Path) -> tuple[list[Path], Counter[str]]:
                 suffix = path.suffix.lower()
                 if _is_folder(entry):
                     (links if entry.is_symlink() else folders).append(path)
-                elif suffix in _SUFFIXES:
+                elif suffix in SUFFIXES:
                     found.append(path)
                 elif suffix in _UNREAD:
                     unread[suffix] += 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WherefromError, need
-from .decode import DECODED, Size, as_mode, decoding, resize_image, to_bytes, upright
+from .decode import DECODED, Size, Undecodable, as_mode, decoding, resize_image, to_bytes, upright
 from .lazy import LazyImages
 
 _IMAGE_NAMES = ("image", "img")
@@ -45,7 +45,7 @@ class HubImages(LazyImages):
         with decoding(name):
             image = self._images[index][self.image]
         if image is None:
-            raise WherefromError(f"{name} holds no image: filter such rows out")
+            raise Undecodable(f"{name} holds no image: filter such rows out")
         image = as_mode(upright(image), self.channels, name)
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 
@@ -159,6 +159,12 @@ def one_split(dataset: Any, split: str | None, name: str) -> Any:
         if split not in dataset:
             raise WherefromError(f"{name} has no split {split!r}, only {list(dataset)}")
         return dataset[split]
+    if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
+        raise WherefromError(
+            f"{name} is streamed, and a stream has no items by number: load it without "
+            "streaming=True, or copy its files here and read them with wherefrom.data.parquet or "
+            "wherefrom.data.tars"
+        )
     if not isinstance(dataset, datasets.Dataset):
         raise WherefromError(
             f"{name} is {type(dataset).__name__}; give a datasets.Dataset, a folder made with "

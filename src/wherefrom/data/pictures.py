@@ -36,7 +36,7 @@ from .fingerprint import data_fingerprint
 from .folder import folder
 from .hub import HubImages, huggingface, image_column, is_saved, one_split, open_saved
 from .images import Images
-from .items import Dataset, length, several, split
+from .items import Dataset, length, several, split, threads_may_read
 from .lazy import LazyImages, crop
 from .manner import Manner
 
@@ -151,6 +151,7 @@ class Listed(Pictures):
         if not len(self):
             raise WherefromError(f"images is empty: {_KINDS}")
         paths = [_path(item) for item in self.items if is_path(item)]
+        self._files = len(paths) == len(self)
         self._contents = Contents()
         self._root = Path(os.path.commonpath([path.parent for path in paths])) if paths else None
         for index, item in enumerate(self.items):
@@ -173,6 +174,10 @@ class Listed(Pictures):
             with decoding(self._name(index)):  # PIL reads of a file only now
                 return as_mode(upright(item), self.channels, self._name(index))
         return _pixels(item, self.channels, self._name(index))
+
+    @property
+    def thread_safe(self) -> bool:
+        return self._files  # an image of PIL's may still have to read its file
 
     def content(self) -> str:
         files = iter(self._contents.of([_path(item) for item in self.items if is_path(item)]))
@@ -212,6 +217,10 @@ class OfDataset(Pictures):
     def content(self) -> str:
         return data_fingerprint(self.source)
 
+    @property
+    def thread_safe(self) -> bool:
+        return threads_may_read(self.source)
+
 
 class Again(Pictures):
     """The pictures of another set of this kind, without its conditions and in another size; what
@@ -232,6 +241,10 @@ class Again(Pictures):
 
     def content(self) -> dict[str, Any]:
         return self.source.identity()
+
+    @property
+    def thread_safe(self) -> bool:
+        return self.source.thread_safe
 
 
 # --- one picture ----------------------------------------------------------------------------------

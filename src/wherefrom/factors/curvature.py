@@ -187,7 +187,7 @@ class Curvature:
         if own.state:
             moments.restore(own.read("moments"), own.state["counts"])
             size = int(own.state["batch"])  # the same batches give the same sums
-        pace = Pace()
+        pace, batched = Pace(), left.split(size) if len(left) else ()
         if len(left):
             probe.prepare(size, len(left))
         with (
@@ -196,10 +196,11 @@ class Curvature:
             bar(
                 (len(done) + len(left)) * draws, "curvature", "image", initial=len(done) * draws
             ) as progress,
+            probe.ahead(dataset, (chosen[some].tolist() for some in batched)) as batches,
         ):
-            for some in left.split(size) if len(left) else ():
+            for some in batched:
                 indices = chosen[some].tolist()
-                x, cond = probe.read(dataset, indices)
+                x, cond = next(batches)
                 for m in range(draws):
                     self._add(moments, x, cond, m, indices)
                     progress.update(len(indices))

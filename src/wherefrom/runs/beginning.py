@@ -13,19 +13,23 @@ from typing import Any
 import torch
 
 from ..artefacts.files import check_folder, exists, save_bytes
-from ..data.folder import Folder, folder
-from ..data.sidecars import captions_of, metadata_columns, table_rows
+from ..data.described import Described
+from ..data.sidecars import captions_of, table_rows
 from ..errors import WherefromError
 from ..models.presets import preset
 from .metadata import look_at_metadata
 from .networks import below, pipeline_parts, takes_texts
-from .settings import ModelTable, Settings, tables_of
-from .subject import TABLES, given_captions, named_images, of_factory
+from .pictures import TABLES, Shown, columns_of, given_captions, named_images, pictures_of
+from .settings import SOURCES, ModelTable, Settings, tables_of
+from .subject import of_factory
 from .toml import NAME, read_text, written
 
 Given = Mapping[str, Mapping[str, Any]]
-_PATHS = {"model": ("pipeline", "lora", "factory", "weights"), "data": ("images", "path")}
-_PATHS |= {"process": ("scheduler",)}
+_PATHS = {
+    "model": ("pipeline", "lora", "factory", "weights"),
+    "data": ("images", "tars", "parquet", "path"),
+    "process": ("scheduler",),
+}
 
 
 def begin(place: Path, given: Given) -> Settings:
@@ -51,7 +55,7 @@ def _guessed(given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """With what follows from the rest: the labels of a preset that has classes, its own data."""
     model, data = given.get("model", {}), given.setdefault("data", {})
     name = model.get("preset")
-    if name in ("digits", "stamps") and not {"images", "dataset"} & data.keys():
+    if name in ("digits", "stamps") and not set(SOURCES) & data.keys():
         data["dataset"] = name
     if name is not None and "labels" not in data and preset(name).network().classes is not None:
         data["labels"] = True
@@ -61,8 +65,8 @@ def _guessed(given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def _looked_at(settings: Settings, place: Path) -> None:
     """Refuse what is not there, or cannot be what it is named for."""
     model, data = settings.model, settings.data
-    if data.images is not None:
-        found = folder(below(place, data.images), labels=data.labels)
+    if data.dataset is None:
+        found = pictures_of(data, place)
         look_at_metadata(found)
         found[0]  # one that can be decoded
         if data.captions is not None and Path(data.captions).suffix in TABLES:
@@ -84,15 +88,21 @@ def _look_at_pipeline(model: ModelTable, place: Path) -> None:
         raise WherefromError(f"there is no LoRA {below(place, model.lora)}")
 
 
-def _look_at_captions(settings: Settings, place: Path, found: Folder) -> None:
+def _look_at_captions(settings: Settings, place: Path, found: Shown) -> None:
     """Refuse pictures without captions, for a pipeline that asks for them."""
     captions = given_captions(settings.data, place, found)
     one_text = isinstance(captions, str) and Path(captions).suffix not in TABLES
-    if isinstance(captions, list) or (one_text and captions not in metadata_columns(found.root)):
+    if isinstance(captions, list) or (one_text and captions not in columns_of(found)):
         return
-    if captions_of(found, captions) is None:
+    if isinstance(found, Described) and (captions is None or captions in columns_of(found)):
+        # of a large set not all are read for this
+        none = not (found.caption_of(0) if captions is None else found.cells(0)[captions])
+    else:
+        none = captions_of(found, captions) is None
+    if none:
+        named = settings.data.images or settings.data.tars or settings.data.parquet
         raise WherefromError(
-            f"the pipeline generates from prompts, and {settings.data.images} has no captions: put "
+            f"the pipeline generates from prompts, and {named} has no captions: put "
             "metadata.csv, metadata.jsonl or a .txt file for each image there, or give one text "
             "for all with --captions"
         )

@@ -34,11 +34,12 @@ from .conditions import check_condition, generates_from
 from .kept import Kept, read_query, save_picture
 from .metadata import look_at_metadata
 from .pages import mark_of, reported, write_page
+from .pictures import named_images
 from .settings import METHODS, Settings
 from .space import Asked
 from .stages import Stages, Tell, counted
 from .standing import info
-from .subject import Subject, named_images, shown_settings, subject
+from .subject import Subject, shown_settings, subject
 from .toml import NAME, read_settings
 
 

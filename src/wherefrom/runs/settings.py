@@ -21,6 +21,7 @@ from ..tid.angle import Similarity
 METHODS = ("index", "tid", "tide")
 PROCESSES = ("edm", "ddpm", "v", "sample", "flow")
 DATASETS = ("digits", "stamps", "cifar10")
+SOURCES = ("images", "tars", "parquet", "dataset")  # of training images
 
 Check = Callable[[str, Any], Any]
 _SIDE, _DRAWS, _WIDE = 16_384, 100_000, 2**22  # the most pixels, draws, numbers of a vector
@@ -147,6 +148,8 @@ class DataTable:
     """[data]: the training images."""
 
     images: str | None = _key(None, _text, "a folder of images")
+    tars: str | None = _key(None, _text, 'or tars of images: "shards/{000..099}.tar"')
+    parquet: str | None = _key(None, _text, "or Parquet files with a column of images")
     dataset: str | None = _key(None, _one_of(DATASETS), "or a known data set")
     path: str | None = _key(None, _text, "where that data set lies; digits and stamps need none")
     captions: str | None = _key(
@@ -273,7 +276,7 @@ def check(settings: Settings) -> None:
     kind = _one(settings.model, ("preset", "pipeline", "factory"), "model")
     _check_model(settings.model, kind)
     _check_process(settings.process, kind)
-    _one(settings.data, ("images", "dataset"), "data")
+    _one(settings.data, SOURCES, "data")
     _check_data(settings.data, kind)
     if kind != "preset":
         _none(settings.train, ("steps", "batch_size", "lr"), "train", "only a preset is trained")
@@ -326,6 +329,9 @@ def _check_data(data: DataTable, kind: str) -> None:
         if kind == "pipeline":
             way = "a pipeline takes a folder: use --images"
             raise Fault("a pipeline takes a folder: use images", "data", "dataset", option=way)
+    if data.labels and (data.tars or data.parquet):
+        why = "classes are subfolders of a folder of images; in tars and Parquet there are none"
+        raise Fault(why, "data", "labels")
     if kind != "pipeline":
         why = "only a pipeline reads captions; labels = true makes classes of subfolders"
         _none(data, ("captions",), "data", why)

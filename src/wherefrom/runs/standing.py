@@ -12,9 +12,10 @@ from typing import Any
 from ..errors import WherefromError
 from ..models.presets import preset
 from .kept import Kept
+from .pictures import named_images
 from .settings import Settings
 from .stages import Made, Stages
-from .subject import CODE, named_images
+from .subject import CODE
 
 COUNTS = {"digits": 1797, "stamps": 950, "cifar10": 50_000}  # images of known data sets
 

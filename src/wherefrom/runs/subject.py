@@ -18,36 +18,20 @@ from torch import nn
 from ..adapters.model import Model, from_pipeline
 from ..artefacts.artefact import Artefact, there
 from ..artefacts.identity import fingerprint
-from ..data.cifar import cifar10
-from ..data.digits import digits
 from ..data.fingerprint import data_fingerprint
-from ..data.folder import Folder, folder
+from ..data.folder import Folder
 from ..data.items import Dataset, item_shape
-from ..data.sidecars import CAPTION_COLUMNS, captions_of, metadata_columns
-from ..data.stamps import stamps
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError, whole
 from ..models.dit import DiT
 from ..models.presets import Preset, preset
 from .networks import below, made_network, made_process, opened_pipeline
-from .settings import DataTable, Settings
+from .pictures import Shown, given_captions, images_of, pictures_of, texts_of
+from .settings import Settings
 from .space import PipelineSpace, PixelSpace, Space
 from .stages import Stages, counted
 
-_CIFAR10 = [
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-]
 CODE = "the code of the factory"  # a part of stages
-TABLES = (".csv", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -110,29 +94,6 @@ def _known_parts(
 # --- networks of pixels ---------------------------------------------------------------------------
 
 
-def _images(data: DataTable, place: Path, size: Any, channels: int) -> tuple[Dataset, list[str]]:
-    """The training images and the names of their classes, if they have any."""
-    if data.dataset == "digits":
-        return digits(labels=data.labels), [str(number) for number in range(10)]
-    if data.dataset == "stamps":
-        drawn = stamps(labels=data.labels)
-        return drawn, drawn.classes
-    if data.dataset == "cifar10":
-        assert data.path is not None
-        return cifar10(below(place, data.path), labels=data.labels), _CIFAR10
-    assert data.images is not None
-    found = folder(below(place, data.images), size, channels, data.labels)
-    return found, found.classes
-
-
-def named_images(settings: Settings, place: Path) -> tuple[Dataset, list[str] | None]:
-    """The training images as run.toml names them, found without the network, and the names of their
-    classes where they have any.
-    """
-    found, names = _images(settings.data, place, None, 3)
-    return found, names if settings.data.labels else None
-
-
 def _of_preset(
     settings: Settings,
     place: Path,
@@ -158,7 +119,7 @@ def untrained(settings: Settings, place: Path) -> tuple[Preset, DiT, Dataset, li
             f"the preset {one.name} takes embeddings of texts, which a run does not make: use it "
             "in Python, or take another preset"
         )
-    dataset, names = _images(data, place, first.image_size, first.channels)
+    dataset, names = images_of(data, place, first.image_size, first.channels)
     _check_shape(dataset, (first.channels, first.image_size, first.image_size), one.name)
     _check_classes(first, names if data.labels else None, one.name)
     return one, first, dataset, names
@@ -239,7 +200,7 @@ def of_factory(
     """
     model, data = settings.model, settings.data
     channels = 3 if data.channels is None else data.channels
-    dataset, names = _images(data, place, data.size, channels)
+    dataset, names = images_of(data, place, data.size, channels)
     (made, code), process = made_network(model, place), made_process(settings.process, place)
     chosen = {"layers": model.layers, "exclude": model.exclude, "blocks": model.blocks}
     if isinstance(made, Denoiser):
@@ -309,8 +270,8 @@ class Opened(NamedTuple):
 
     pipe: Any
     model: Model
-    images: Path
-    found: Folder
+    images: Path | Shown  # as `model.dataset` takes them
+    found: Shown
     captions: Any  # as `model.dataset` takes them
     texts: Any  # what they say: of each picture, or one for all
     parts: dict[str, Any]  # what encoding depends on
@@ -330,17 +291,17 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
 def opened(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Opened:
     """A pipeline, and pictures with the captions or classes that it asks for."""
     table, data = settings.model, settings.data
-    assert data.images is not None
     stages.tell(f"opening the pipeline {table.pipeline}")
     pipe = opened_pipeline(table, place, device)
     model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
-    images = below(place, data.images)
-    found = folder(images, labels=data.labels)
+    found = pictures_of(data, place)
+    images = found if data.images is None else below(place, data.images)
     captions = given_captions(data, place, found)
-    texts = _texts(found, captions, images) if model.encoder.names else None
+    texts = texts_of(found, captions) if model.encoder.names else None
     if texts is None and model.encoder.names:
         raise WherefromError(
-            f"{type(pipe).__name__} generates from prompts or classes, and {images} has neither: "
+            f"{type(pipe).__name__} generates from prompts or classes, and "
+            f"{data.images or data.tars or data.parquet} has neither: "
             "put captions beside the images, or set captions or labels = true in [data]"
         )
     parts = {
@@ -351,34 +312,9 @@ def opened(settings: Settings, place: Path, device: torch.device, stages: Stages
     return Opened(pipe, model, images, found, captions, texts, parts)
 
 
-def given_captions(data: DataTable, place: Path, found: Folder) -> Any:
-    """As `model.dataset` takes them."""
-    if data.labels:
-        return found.labels
-    if data.captions is None:
-        # metadata may be of artists and licences alone, and the captions in text files
-        columns = metadata_columns(found.root)
-        return None if columns & set(CAPTION_COLUMNS) else captions_of(list(found.paths))
-    if data.captions is not None and Path(data.captions).suffix in TABLES:
-        return str(below(place, data.captions).absolute())
-    return data.captions
-
-
-def _texts(found: Folder, captions: Any, images: Path) -> Any:
-    """What captions say, where they are a column or a file."""
-    table = isinstance(captions, str) and Path(captions).suffix in TABLES
-    if (
-        captions is None
-        or table
-        or (isinstance(captions, str) and captions in metadata_columns(images))
-    ):
-        return captions_of(found, captions)
-    return captions
-
-
-def _classes(pipe: Any, found: Folder) -> list[str] | None:
+def _classes(pipe: Any, found: Shown) -> list[str] | None:
     """The names of classes: those of the images' folders, or the pipeline's own."""
-    if found.classes:
+    if isinstance(found, Folder) and found.classes:
         return found.classes
     labels: Mapping[str, int] = getattr(pipe, "labels", None) or {}
     if not labels:

@@ -90,7 +90,7 @@ class Known:
 
     def __init__(self, dataset: Dataset, metadata: Metadata | None) -> None:
         self._pictures = Pictures(dataset, metadata)
-        self._others: dict[str, list[str]] = {}
+        self._others: dict[str, Sequence[str]] = {}
         for column, values in self._pictures.columns.items():
             while column in {"id", "vector", "name", "caption", *self._others}:
                 column += "_"

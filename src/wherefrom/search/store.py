@@ -24,7 +24,7 @@ from ..artefacts.draft import Draft
 from ..artefacts.identity import fingerprint
 from ..artefacts.lock import only_one
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
+from ..data.items import Cond, Dataset, ahead, batched, check_batch_size, item_shape, length
 from ..data.manner import Manner
 from ..errors import WherefromError
 from ..running.progress import bar
@@ -218,9 +218,10 @@ class VectorStore:
         """
         shape, left = item_shape(dataset), sum(map(len, spans))
         total = max((span.stop for span in spans), default=0) if len(spans) == 1 else left
+        step = min(self.batch_size, self._shard_items)  # a shard is of whole ones
 
-        def made(places: range) -> Vectors:
-            given = make(*read(dataset, places, shape), places)
+        def made(x: Tensor, cond: Cond, places: range) -> Vectors:
+            given = make(x, cond, places)
             vectors, norms = given if isinstance(given, tuple) else (given, None)
             finite = torch.isfinite(vectors).flatten(1).all(1).cpu()
             if not bool(finite.all()):
@@ -231,21 +232,21 @@ class VectorStore:
                 )
             return Vectors.encode(vectors, self.dtype, norms).to("cpu")
 
-        with Writer() as writer, bar(total, label, "image", initial=total - left) as progress:
+        with (
+            Writer() as writer,
+            bar(total, label, "image", initial=total - left) as progress,
+            ahead(dataset, batched(spans, step), shape) as batches,
+        ):
             for span in spans:
-                done = span.start
-                while done < span.stop:
-                    end = min(done + self._shard_items, span.stop)
-                    first, began, parts = done, time.monotonic(), []
-                    while done < end:
-                        places = range(done, min(done + self.batch_size, end))
-                        parts.append(made(places))
-                        done = places.stop
-                        progress.update(len(places))
-                        writer.check()
-                        if time.monotonic() - began >= _LONG:
-                            break  # small vectors that take long: what was done must not be lost
-                    writer.submit(partial(write, first, join(parts)))
+                first, began, parts = span.start, time.monotonic(), list[Vectors]()
+                for places in batched([span], step):
+                    parts.append(made(*next(batches), places))
+                    progress.update(len(places))
+                    writer.check()
+                    late = time.monotonic() - began >= _LONG  # what was done must not be lost
+                    if late or places.stop in (first + self._shard_items, span.stop):
+                        writer.submit(partial(write, first, join(parts)))
+                        first, began, parts = places.stop, time.monotonic(), []
 
     # --- writing beside others ------------------------------------------------------------------
 

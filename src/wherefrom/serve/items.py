@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attribution.top import both_ends
+from ..data.described import LazyColumn
 from ..errors import WherefromError
 from ..runs.bench import Bench
 from .refused import Refused
@@ -72,10 +73,16 @@ class Items:
         return found
 
     @cached_property
+    def _columns(self) -> dict[str, Sequence[str]]:
+        """Those that need not be read, item by item, to be known."""
+        columns = self._pictures.columns.items()
+        return {name: values for name, values in columns if not isinstance(values, LazyColumn)}
+
+    @cached_property
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """Of each column and value the places of its items, [n]."""
         found: dict[str, dict[str, Tensor]] = {}
-        for name, values in self._pictures.columns.items():
+        for name, values in self._columns.items():
             places: dict[str, list[int]] = {}
             for place, item in enumerate(self.ids.tolist()):
                 if values[item]:
@@ -107,8 +114,8 @@ class Items:
 
     def _described(self, item: int, most: int) -> dict[str, Any]:
         self.place(item)
-        columns, caption = self._pictures.columns, self._pictures.caption(item)
-        groups = {name: values[item] for name, values in columns.items() if values[item]}
+        caption = self._pictures.caption(item)
+        groups = {name: values[item] for name, values in self._columns.items() if values[item]}
         return {
             "id": item,
             "name": _cut(self._pictures.name(item), most),

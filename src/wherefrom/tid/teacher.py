@@ -221,10 +221,14 @@ class TID(Attributor):
         groups = range(0, len(queries), group)
         own = self.self_kernels(dataset)
         probe.prepare(size, count * len(groups))
-        with bar(count * draws * len(groups), "scoring", "image") as progress:
+        passed = (list(places[start : start + chunk]) for start in range(0, count, chunk))
+        with (
+            bar(count * draws * len(groups), "scoring", "image") as progress,
+            probe.ahead(dataset, passed) as read,
+        ):
             for start in range(0, count, chunk):
                 indices = list(places[start : start + chunk])
-                x, train_cond = probe.read(dataset, indices)
+                x, train_cond = next(read)
                 tau = torch.zeros(len(queries), len(x), device=x.device)
                 halves = tau.new_zeros(2, *tau.shape) if draws > 1 else None
                 with self.denoiser.frozen():  # once, not at every batch
