@@ -216,7 +216,10 @@ def test_blocks_are_named_in_run_toml_where_they_are_not_found() -> None:
     ("options", "words"),
     [
         ([*NET, "--size", "8"], "give their file with --weights"),
-        (["--preset", "wikiart-small"], "not named; give one of --images or --dataset"),
+        (
+            ["--preset", "wikiart-small"],
+            "not named; give one of --images, --tars, --parquet or --dataset",
+        ),
         ([*NET, "--weights", "net.pt"], "with --size"),
         (["--preset", "digits", "--dataset", "cifar10"], "give it with --path"),
         ([*NET, "--weights", "net.pt", *SIZE], "give --process"),
