@@ -78,9 +78,9 @@ class Parts:
             moments.add(self.whole.read("moments"), self.whole.state["counts"])
             places.append(self._begun)
         summed(moments.sums, _WHAT)
-        said = gathered((moments.counts, torch.cat(places).tolist()), _WHAT)
+        said = gathered((moments.counts, torch.cat(places)), _WHAT)
         moments.counts = {name: sum(counts[name] for counts, _ in said) for name in moments.counts}
-        held = torch.tensor([place for _, some in said for place in some]).sort().values
+        held = torch.cat([some for _, some in said]).sort().values
         if not torch.equal(held, torch.arange(self.count)):
             raise WherefromError(
                 f"the parts of the curvature in {self.whole.folder} hold {len(held)} images where "
@@ -93,21 +93,6 @@ class Parts:
         if self.here.first and self.whole.folder is not None:
             shutil.rmtree(self.whole.folder / PARTS, ignore_errors=True)
         meet(_WHAT)
-
-    def check_whole(self) -> None:
-        """Refuse parts of which one is missing or not done, by name."""
-        names = sorted(self._known)
-        worlds = {int(name.split("-of-")[1]) for name in names}
-        if len(worlds) == 1:
-            world = worlds.pop()
-            for rank in range(world):
-                wanted = len(range(rank, self.count, world))
-                held = len(self._known.get(f"{rank}-of-{world}", ()))
-                if held < wanted:
-                    raise WherefromError(
-                        f"shard {rank} of {world} of the curvature in {self.whole.folder} holds "
-                        f"{held} of its {wanted} images: run it (again), then merge"
-                    )
 
     # --- on disk --------------------------------------------------------------------------------
 
@@ -128,12 +113,14 @@ class Parts:
 
     def _check_once(self) -> None:
         """Refuse parts of which two hold the same image."""
-        seen: dict[int, str] = dict.fromkeys(self._begun.tolist(), "the whole")
-        for name, places in self._known.items():
-            for place in places.tolist():
-                if place in seen:
-                    raise WherefromError(
-                        f"two parts of the curvature in {self.whole.folder} hold the same image "
-                        f"({seen[place]} and {name}): delete one of them"
-                    )
-                seen[place] = name
+        seen = torch.full((self.count,), -1)  # [images]: the number of the part that holds each
+        named = {"the whole": self._begun, **self._known}
+        for number, (name, places) in enumerate(named.items()):
+            twice = places[seen[places] >= 0]
+            if len(twice):
+                other = list(named)[int(seen[twice[0]])]
+                raise WherefromError(
+                    f"two parts of the curvature in {self.whole.folder} hold the same image "
+                    f"({other} and {name}): delete one of them"
+                )
+            seen[places] = number
