@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import WherefromError, need
+from .conditions import cell_cond
 from .decode import DECODED, Size, Undecodable, as_mode, decoding, resize_image, to_bytes, upright
 from .lazy import LazyImages
 
@@ -55,15 +55,8 @@ class HubImages(LazyImages):
     def condition(self, index: int, choice: float) -> Tensor | None:
         if self._conds is None:
             return None
-        value = self._conds[index][self.cond]
-        try:
-            cond = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise WherefromError(
-                f"row {index} of the column {self.cond!r} holds {value!r:.60}; give a number "
-                "or a list of numbers"
-            ) from error
-        return cond.float() if cond.is_floating_point() else cond.long()
+        cell = f"row {index} of the column {self.cond!r}"
+        return cell_cond(self._conds[index][self.cond], cell)
 
     def identity(self) -> dict[str, Any]:
         return {

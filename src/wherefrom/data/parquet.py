@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint
 from ..errors import WherefromError, need
+from .conditions import cell_cond
 from .decode import DECODED, Size, Undecodable, open_bytes, resize_image, to_bytes
 from .described import Described, as_text
 from .lazy import stamp
@@ -171,15 +171,8 @@ class ParquetImages(Described):
     def condition(self, index: int, choice: float) -> Tensor | None:
         if self.cond is None:
             return None
-        value = self._value(self.cond, index)
-        try:
-            cond = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise WherefromError(
-                f"{self.name_of(index)} holds {value!r:.60} in the column {self.cond!r}; give a "
-                "number or a list of numbers"
-            ) from error
-        return cond.float() if cond.is_floating_point() else cond.long()
+        cell = f"the column {self.cond!r} of {self.name_of(index)}"
+        return cell_cond(self._value(self.cond, index), cell)
 
     def conditions(self) -> Any:
         return self.cond  # what the column says is a part of the identity

@@ -215,7 +215,7 @@ class Curvature:
         probe.warn_of_silent_layers()
         if parts.direct:
             return moments
-        if not here.alone and not here.joined:
+        if here.apart:
             return None
         parts.join(moments, done)
         if here.first:

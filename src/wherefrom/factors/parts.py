@@ -7,19 +7,17 @@ number of processes, and none is summed twice.
 
 from __future__ import annotations
 
-import shutil
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..artefacts.artefact import Artefact, there
+from ..artefacts.artefact import Artefact
+from ..artefacts.parts import PARTS, PartFolders
 from ..errors import WherefromError
 from ..running.ranks import Share, gathered, meet, summed
 from .moments import Moments
 
-PARTS = "parts"
-_KIND = "part of a curvature"
 _WHAT = "the curvature"
 
 
@@ -43,7 +41,10 @@ class Parts:
     def __init__(self, whole: Artefact, count: int, here: Share) -> None:
         self.whole, self.count, self.here = whole, count, here
         self._begun = torch.arange(int(whole.state.get("done", 0)))  # by a process alone
-        self._known = {name: self._places(part) for name, part in self._found().items()}
+        self._folders = PartFolders(whole)
+        self._known = {
+            name: part.read("places")["places"] for name, part in self._folders.found().items()
+        }
         gathered(None, _WHAT)  # nobody writes before all have read
         self._check_once()
 
@@ -57,9 +58,9 @@ class Parts:
         everything = torch.arange(self.count)
         if self.direct:
             return Task(self.whole, self._begun, everything[len(self._begun) :])
-        own = self._claim(self.here.name)
+        own = self._folders.claim(self.here.name)
         done = self._known.get(self.here.name, torch.empty(0, dtype=torch.long))
-        if not self.here.alone and not self.here.joined:  # a shard, which nobody else helps
+        if self.here.apart:
             dealt = everything[self.here.rank :: self.here.world]
             return Task(own, done, dealt[~torch.isin(dealt, done)])
         covered = torch.cat([self._begun, *self._known.values()])
@@ -71,7 +72,7 @@ class Parts:
         leftover = sorted(self._known.keys() - set(gathered(self.here.name, _WHAT)))
         places = [done]
         for name in leftover[self.here.rank :: self.here.world]:
-            part = self._claim(name)
+            part = self._folders.claim(name)
             moments.add(part.read("moments"), part.state["counts"])
             places.append(self._known[name])
         if self.here.first and len(self._begun):
@@ -90,26 +91,9 @@ class Parts:
     def clear(self) -> None:
         """Forget the parts, once the whole is kept."""
         meet(_WHAT)
-        if self.here.first and self.whole.folder is not None:
-            shutil.rmtree(self.whole.folder / PARTS, ignore_errors=True)
+        if self.here.first:
+            self._folders.clear()
         meet(_WHAT)
-
-    # --- on disk --------------------------------------------------------------------------------
-
-    def _claim(self, name: str) -> Artefact:
-        folder = self.whole.folder
-        place = None if folder is None else folder / PARTS / name
-        return Artefact.claim(place, _KIND, self.whole.identity)
-
-    def _found(self) -> dict[str, Artefact]:
-        if self.whole.folder is None or not (self.whole.folder / PARTS).is_dir():
-            return {}
-        folders = sorted(one for one in (self.whole.folder / PARTS).iterdir() if there(one))
-        return {one.name: self._claim(one.name) for one in folders}
-
-    @staticmethod
-    def _places(part: Artefact) -> Tensor:
-        return part.read("places")["places"]
 
     def _check_once(self) -> None:
         """Refuse parts of which two hold the same image."""

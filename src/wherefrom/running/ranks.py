@@ -20,9 +20,8 @@ from torch import Tensor
 
 from ..errors import WherefromError, whole
 
-_PATIENCE = timedelta(
-    days=7
-)  # that a process waits for others; one that is gone is noticed at once
+# that a process waits for others; one that is gone is noticed at once
+_PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,11 @@ class Share:
     def alone(self) -> bool:
         """Whether all of the work is this process's."""
         return self.world == 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether it is a shard: one of several that nobody joins meanwhile."""
+        return not self.alone and not self.joined
 
     @property
     def first(self) -> bool:

@@ -8,17 +8,16 @@ Joining moves no vector: files are linked, and one list is written.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..artefacts.artefact import Artefact, there
+from ..artefacts.artefact import Artefact
 from ..artefacts.files import check_folder
 from ..artefacts.lock import only_one
+from ..artefacts.parts import PartFolders
 from ..errors import WherefromError
 from ..running.ranks import Share, gathered, meet
 
-PARTS = "parts"
 _MAKING = ".making.lock"
 
 
@@ -48,7 +47,8 @@ class Pieces:
     def __init__(self, whole: Artefact, begun: int, count: int, here: Share) -> None:
         self.whole, self.begun, self.count, self.here = whole, begun, count, here
         self._what = f"the {whole.kind}"
-        self._known = {name: self._claim(name) for name in self._names()}
+        self._folders = PartFolders(whole)
+        self._known = self._folders.found()
         gathered(None, self._what)  # nobody writes before all have looked
 
     @property
@@ -66,7 +66,7 @@ class Pieces:
         """Where this process keeps what it makes."""
         name = self.here.name
         if name not in self._known:
-            self._known[name] = self._claim(name)
+            self._known[name] = self._folders.claim(name)
         return self._known[name]
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class Pieces:
 
     def spans(self, batch: int, most: int) -> list[range]:
         """The items that this process makes, in whole batches and at most so many in a row."""
-        if not self.here.joined and not self.here.alone:  # a shard, which nobody else helps
+        if self.here.apart:
             held = [piece for piece in _pieces(self._known) if piece.artefact is self.own()]
             dealt = self._dealt([range(0, self.count)], batch, self.count)
             return [rest for span in dealt for rest in _without(span, held, 0)]
@@ -112,7 +112,7 @@ class Pieces:
             parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._what))}
         else:
             meet(self._what)
-            parts = {one: self._claim(one) for one in self._names()}
+            parts = self._folders.found()
         if self.here.first or self.whole.folder is None:
             found = sorted(_pieces(parts), key=lambda piece: piece.start)
             self._check(found)
@@ -124,8 +124,8 @@ class Pieces:
                 self.whole.commit({**state, "counts": counts, "deleted": []}, draft=draft)
             finally:
                 draft.discard()
-        if self.here.first and self.whole.folder is not None:
-            shutil.rmtree(self.whole.folder / PARTS, ignore_errors=True)
+        if self.here.first:
+            self._folders.clear()
         meet(self._what)
 
     def _check(self, found: list[Piece]) -> None:
@@ -145,18 +145,8 @@ class Pieces:
             nearest = min((one.start for one in found if one.start > place), default=self.count)
             raise WherefromError(
                 f"items {place} to {nearest - 1} of {self._what} in {self.whole.folder} are "
-                "missing: run the shard that makes them, then merge"
+                "missing: run the shard that makes them, then build it once more without a shard"
             )
-
-    def _names(self) -> list[str]:
-        if self.whole.folder is None or not (self.whole.folder / PARTS).is_dir():
-            return []
-        return sorted(one.name for one in (self.whole.folder / PARTS).iterdir() if there(one))
-
-    def _claim(self, name: str) -> Artefact:
-        folder = self.whole.folder
-        place = None if folder is None else folder / PARTS / name
-        return Artefact.claim(place, f"part of a {self.whole.kind}", self.whole.identity)
 
 
 def _pieces(parts: Mapping[str, Artefact]) -> Iterator[Piece]:

@@ -197,7 +197,7 @@ class VectorStore:
 
         with pieces.only_maker(), own.as_it_began():
             self._make(dataset, make, spans, label, write)
-        if not here.joined and not here.alone:
+        if here.apart:
             return self
         pieces.join(self._how(), list(self._items.counts), _shard)
         whole = self.artefact
