@@ -4,6 +4,7 @@ its identity, and are taken away once they are joined in it.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 from .artefact import Artefact, there
@@ -12,11 +13,16 @@ PARTS = "parts"
 
 
 class PartFolders:
-    """Those of one artefact; without a folder, parts are in memory and nobody finds them again."""
+    """Those of one artefact; without a folder, parts are in memory and nobody finds them again.
 
-    def __init__(self, whole: Artefact) -> None:
+    Args:
+        whole: the artefact.
+        of: what the parts are of, where it has several kinds.
+    """
+
+    def __init__(self, whole: Artefact, of: str = "") -> None:
         self._whole = whole
-        self._place = None if whole.folder is None else whole.folder / PARTS
+        self._place = None if whole.folder is None else whole.folder / PARTS / of
 
     def claim(self, name: str) -> Artefact:
         """The part of a name, there or to be made."""
@@ -32,5 +38,7 @@ class PartFolders:
 
     def clear(self) -> None:
         """Take them away."""
-        if self._place is not None:
+        if self._place is not None and self._whole.folder is not None:
             shutil.rmtree(self._place, ignore_errors=True)
+            with contextlib.suppress(OSError):  # those of another kind are there still
+                (self._whole.folder / PARTS).rmdir()

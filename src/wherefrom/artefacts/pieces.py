@@ -1,28 +1,30 @@
-"""Vectors that several processes make, each in a folder of its own inside the whole store's: which
-items they hold, which are missing, and how they become one store.
+"""Rows of items that several processes make, vectors or latents, each in a folder of its own inside
+the whole artefact's: which items they hold, which are missing, and how they become one list.
 
-Items are dealt out in whole batches, so that their vectors have the same bits whoever makes them.
-Joining moves no vector: files are linked, and one list is written.
+Items are dealt out in whole batches, so that their rows have the same bits whoever makes them.
+Joining moves no row: files are linked, and one list is written.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..artefacts.artefact import Artefact
-from ..artefacts.files import check_folder
-from ..artefacts.lock import only_one
-from ..artefacts.parts import PartFolders
+from torch import Tensor
+
 from ..errors import WherefromError
 from ..running.ranks import Share, gathered, meet
+from .artefact import Artefact
+from .files import check_folder
+from .lock import only_one
+from .parts import PartFolders
 
 _MAKING = ".making.lock"
 
 
 class Piece(NamedTuple):
-    """Vectors of some items that follow each other, whole on disk."""
+    """Rows of some items that follow each other, whole on disk."""
 
     start: int
     items: int
@@ -35,19 +37,20 @@ class Piece(NamedTuple):
 
 
 class Pieces:
-    """Those of one store.
+    """Those of one list of an artefact.
 
     Args:
         whole: the artefact that they will be joined in.
         begun: items, from the first on, that it holds already.
         count: items in all.
         here: which part is this process's.
+        of: what the list is of, where the artefact has several.
     """
 
-    def __init__(self, whole: Artefact, begun: int, count: int, here: Share) -> None:
+    def __init__(self, whole: Artefact, begun: int, count: int, here: Share, of: str = "") -> None:
         self.whole, self.begun, self.count, self.here = whole, begun, count, here
-        self._what = f"the {whole.kind}"
-        self._folders = PartFolders(whole)
+        self._what = f"the {of} of the {whole.kind}" if of else f"the {whole.kind}"
+        self._folders = PartFolders(whole, of)
         self._known = self._folders.found()
         gathered(None, self._what)  # nobody writes before all have looked
 
@@ -66,8 +69,25 @@ class Pieces:
         """Where this process keeps what it makes."""
         name = self.here.name
         if name not in self._known:
-            self._known[name] = self._folders.claim(name)
+            part = self._known[name] = self._folders.claim(name)
+            if not part.state:
+                part.threads = self.whole.threads  # what goes on there has the same bits
         return self._known[name]
+
+    @property
+    def made(self) -> int:
+        """How many items this process's part holds."""
+        return sum(piece.items for piece in _pieces({self.here.name: self.own()}))
+
+    def keep(
+        self, start: int, items: int, tensors: Mapping[str, Tensor], how: Mapping[str, Any]
+    ) -> None:
+        """Add rows of so many items to this process's part; `how`: what it keeps beside them, the
+        size of batches among it, and under "form" what must be alike in all parts.
+        """
+        own, name = self.own(), f"from-{start:012d}"
+        own.write(name, tensors)
+        own.commit({**how, "pieces": {**own.state.get("pieces", {}), name: [start, items]}})
 
     @contextlib.contextmanager
     def only_maker(self) -> Iterator[None]:
@@ -84,8 +104,8 @@ class Pieces:
     def spans(self, batch: int, most: int) -> list[range]:
         """The items that this process makes, in whole batches and at most so many in a row."""
         if self.here.apart:
-            held = [piece for piece in _pieces(self._known) if piece.artefact is self.own()]
-            dealt = self._dealt([range(0, self.count)], batch, self.count)
+            held = list(_pieces({self.here.name: self.own()}))
+            dealt = self._dealt([range(self.begun, self.count)], batch, self.count)
             return [rest for span in dealt for rest in _without(span, held, 0)]
         holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
         return self._dealt(holes, batch, most)
@@ -104,9 +124,13 @@ class Pieces:
 
     # --- joining --------------------------------------------------------------------------------
 
-    def join(self, state: dict[str, Any], counts: list[int], name: Any) -> None:
-        """Make one store of all parts; `state`: what it keeps beside the counts of its shards,
-        `name`: of a shard by its number.
+    def join(self, state: Mapping[str, Any], counts: str, name: Callable[[int], str]) -> None:
+        """Make one list of all parts.
+
+        Args:
+            state: what the whole keeps, the items of each of its files among it.
+            counts: what these are called there; those of the parts come behind them.
+            name: of a file by its number.
         """
         if self.whole.folder is None:
             parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._what))}
@@ -116,12 +140,13 @@ class Pieces:
         if self.here.first or self.whole.folder is None:
             found = sorted(_pieces(parts), key=lambda piece: piece.start)
             self._check(found)
+            self._check_alike(parts)
             draft = self.whole.draft()
             try:
-                for number, piece in enumerate(found, len(counts)):
+                for number, piece in enumerate(found, len(state[counts])):
                     self.whole.adopt(name(number), piece.artefact, piece.name, draft)
-                counts = [*counts, *(piece.items for piece in found)]
-                self.whole.commit({**state, "counts": counts, "deleted": []}, draft=draft)
+                more = [*state[counts], *(piece.items for piece in found)]
+                self.whole.commit({**state, counts: more}, draft=draft)
             finally:
                 draft.discard()
         if self.here.first:
@@ -145,8 +170,20 @@ class Pieces:
             nearest = min((one.start for one in found if one.start > place), default=self.count)
             raise WherefromError(
                 f"items {place} to {nearest - 1} of {self._what} in {self.whole.folder} are "
-                "missing: run the shard that makes them, then build it once more without a shard"
+                "missing: see to it that all processes write to one disk, and run the same again"
             )
+
+    def _check_alike(self, parts: Mapping[str, Artefact]) -> None:
+        """Refuse parts whose rows cannot lie beside each other."""
+        forms = {name: part.state.get("form") for name, part in parts.items() if part.state}
+        first = next(iter(forms), "")
+        for name, form in forms.items():
+            if form != forms[first]:
+                raise WherefromError(
+                    f"of {self._what} in {self.whole.folder}, the part {first} holds "
+                    f"{forms[first]} and {name} {form}: all items must be alike; mend what makes "
+                    "them, and delete one of the parts"
+                )
 
 
 def _pieces(parts: Mapping[str, Artefact]) -> Iterator[Piece]:
