@@ -4,7 +4,6 @@ its identity, and are taken away once they are joined in it.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 
 from .artefact import Artefact, there
@@ -38,7 +37,5 @@ class PartFolders:
 
     def clear(self) -> None:
         """Take them away."""
-        if self._place is not None and self._whole.folder is not None:
+        if self._place is not None:
             shutil.rmtree(self._place, ignore_errors=True)
-            with contextlib.suppress(OSError):  # those of another kind are there still
-                (self._whole.folder / PARTS).rmdir()
