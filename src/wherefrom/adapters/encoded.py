@@ -112,6 +112,7 @@ class Encoded:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy sent to another process carries the folder's name, not what it holds."""
+        self.check_whole()
         folder = self._artefact.folder
         if folder is None:
             return self.__dict__

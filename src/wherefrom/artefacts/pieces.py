@@ -49,10 +49,11 @@ class Pieces:
 
     def __init__(self, whole: Artefact, begun: int, count: int, here: Share, of: str = "") -> None:
         self.whole, self.begun, self.count, self.here = whole, begun, count, here
-        self._what = f"the {of} of the {whole.kind}" if of else f"the {whole.kind}"
+        self._work = f"the {whole.kind}"
+        self._what = f"the {of} of {self._work}" if of else self._work
         self._folders = PartFolders(whole, of)
         self._known = self._folders.found()
-        gathered(None, self._what)  # nobody writes before all have looked
+        gathered(None, self._work)  # nobody writes before all have looked
 
     @property
     def direct(self) -> bool:
@@ -133,9 +134,9 @@ class Pieces:
             name: of a file by its number.
         """
         if self.whole.folder is None:
-            parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._what))}
+            parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._work))}
         else:
-            meet(self._what)
+            meet(self._work)
             parts = self._folders.found()
         if self.here.first or self.whole.folder is None:
             found = sorted(_pieces(parts), key=lambda piece: piece.start)
@@ -151,7 +152,7 @@ class Pieces:
                 draft.discard()
         if self.here.first:
             self._folders.clear()
-        meet(self._what)
+        meet(self._work)
 
     def _check(self, found: list[Piece]) -> None:
         """Refuse pieces that do not follow each other to the end."""
