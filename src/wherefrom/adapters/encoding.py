@@ -127,8 +127,7 @@ class Work:
         self.batch_size = int(self.artefact.state["batch_size"])
         with self.artefact.as_it_began():
             for what, count in self.totals.items():
-                done = self._begun(what)
-                write = partial(self._write, what)
+                done, write = self._begun(what), partial(self._write, what)
                 self._fill(_Task(what, [range(done, count)], done, self._like(what), write), stop)
 
     def _write(self, what: str, _: int, tensors: dict[str, Tensor]) -> None:
@@ -157,16 +156,15 @@ class Work:
         asked = min(known, default=begun)
         self.batch_size = gathered(asked, f"the {self.artefact.kind}")[0]
         for what, part in parts.items():
-            own = part.own()
-
-            def write(start: int, tensors: dict[str, Tensor], part: Pieces = part) -> None:
-                how = {"batch_size": self.batch_size, "form": _form(tensors)}
-                part.keep(start, _rows(tensors), tensors, how)
-
+            own, write = part.own(), partial(self._write_part, part)
             with part.only_maker(), own.as_it_began():
                 spans = part.spans(self.batch_size, _SHARD_ITEMS)
                 like = own.state.get("form") or self._like(what)
                 self._fill(_Task(what, spans, part.made, like, write), stop)
+
+    def _write_part(self, part: Pieces, start: int, tensors: dict[str, Tensor]) -> None:
+        how = {"batch_size": self.batch_size, "form": _form(tensors)}
+        part.keep(start, _rows(tensors), tensors, how)
 
     def _join(self, parts: Mapping[str, Pieces], here: Share) -> None:
         for what, part in parts.items():
