@@ -12,8 +12,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch._dynamo  # noqa: F401 (which the first optimiser imports otherwise, in every fork)
+import torch.distributed as dist
 
 from wherefrom.artefacts.pace import Pace
 
@@ -100,3 +103,17 @@ def killed(
     if how == signal.SIGKILL:
         assert status == -signal.SIGKILL, f"it was over before it was killed: {said}"
     return status, said
+
+
+def group(world: int, meeting: Path, work: Callable[[int], object]) -> list[str]:
+    """Do work, given a rank, in so many forks that are a process group with gloo; what each said
+    where it failed, else "".
+    """
+    meeting.unlink(missing_ok=True)
+
+    def joined(rank: int) -> None:
+        dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)
+        work(rank)
+
+    ends = [fork.end() for fork in [Fork(partial(joined, rank)) for rank in range(world)]]
+    return ["" if not status else said or "killed" for status, said in ends]

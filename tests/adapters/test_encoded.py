@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forks import killed
-from wherefrom.adapters import encoded as module
+from wherefrom.adapters import encoding as module
 from wherefrom.adapters.encoded import Encoded, encoded
 from wherefrom.artefacts.lock import Lock
 from wherefrom.artefacts.pace import Pace

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import wherefrom
+from forks import Fork
 from wherefrom.artefacts import files
 
 
@@ -39,6 +40,35 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
         files.save_json(tmp_path / "x.json", {"old": False})
     assert json.loads((tmp_path / "x.json").read_text()) == {"old": True}
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_a_killed_writer_left_is_taken_away_and_what_one_elsewhere_writes_is_not(
+    tmp_path, monkeypatch
+):
+    gone = Fork(lambda: None)
+    gone.end()
+    written = list[str]()
+
+    def left(of: str) -> None:
+        """A part as a process of that machine leaves it, of which the number is nobody's here."""
+        monkeypatch.setattr(files, "_MACHINE", of)
+        monkeypatch.setattr(os, "getpid", lambda: gone.pid)
+
+        def killed(part: str) -> None:
+            written.append(part)
+            os.link(part, f"{part}.kept")
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            files.atomically(tmp_path / "x.json", killed)
+        os.rename(f"{written[-1]}.kept", written[-1])
+        monkeypatch.undo()
+
+    left("ffffffff" if files._MACHINE != "ffffffff" else "00000000")
+    left(files._MACHINE)
+    assert [os.path.exists(part) for part in written] == [True, True]
+    files.save_json(tmp_path / "x.json", {})
+    assert [os.path.exists(part) for part in written] == [True, False]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

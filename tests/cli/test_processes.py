@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pipelines import saved_world
 from tiny_runs import SMALL, network, pictures
 from wherefrom.artefacts.lock import Lock
 from wherefrom.cli.app import app
@@ -156,6 +157,28 @@ def test_shards_are_merged_into_what_one_process_makes(run: Path, tmp_path: Path
     assert "no shards of" in asked("merge", run, status=1)
 
 
+def test_the_pictures_of_a_pipeline_are_encoded_in_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved_world("pipe", "pictures", "lora", count=6)
+    words = ["--pipeline", "pipe", "--lora", "lora", "--images", "pictures"]
+    result = CliRunner().invoke(app, ["init", "run", *words, "--set", "draws.count=2"])
+    assert result.exit_code == 0, result.output
+    assert "wherefrom encode run" in asked("fit", "run", "--shard", "0/2", status=1)
+    asked("encode", "run", "--shard", "1/2")  # one batch holds all, and is the other's
+    assert "wherefrom merge run" in asked("fit", "run", "--shard", "0/2", status=1)
+    assert "are missing: run the other shards" in asked("merge", "run", status=1)
+    asked("encode", "run", "--shard", "0/2")
+    assert "all shards of the latents of run are joined" in asked("merge", "run")
+    assert "shard 0/2 of the curvature" in asked("fit", "run", "--shard", "0/2")
+    assert "nothing is encoded" not in asked("encode", "run")
+
+
+def test_nothing_is_encoded_for_a_network_of_pixels(run: Path) -> None:
+    assert "takes the images as they are" in asked("encode", run, status=1)
+
+
 def test_a_student_is_taught_whole_and_embeds_in_shards(run: Path) -> None:
     toml = run / "run.toml"
     text = toml.read_text().replace("# epochs = 50", "epochs = 1")
@@ -170,11 +193,12 @@ def test_a_student_is_taught_whole_and_embeds_in_shards(run: Path) -> None:
 
 def test_a_shard_that_is_missing_or_not_finished_is_named(run: Path) -> None:
     asked("fit", run, "--shard", "1/4")
-    assert "15 of 20 images of the curvature" in (said := asked("merge", run, status=1))
+    assert "15 of 20 items of the curvature" in (said := asked("merge", run, status=1))
     assert said.strip().endswith("are missing: run --shard 0/4, 2/4, 3/4")
     assert "must be whole" in (said := asked("index", run, "--shard", "0/2", status=1))
     assert "wherefrom merge" in said
     asked("fit", run)  # whoever comes without a shard makes the rest
+    assert "no shards of" in asked("merge", run, status=1)
     asked("index", run, "--shard", "1/2")
     assert "run --shard 0/2" in asked("merge", run, status=1)
 

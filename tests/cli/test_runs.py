@@ -30,6 +30,7 @@ VERBS = [
     "plan",
     "train",
     "generate",
+    "encode",
     "fit",
     "index",
     "distill",

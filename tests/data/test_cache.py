@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from forks import Fork, group
 from wherefrom.artefacts import artefact, draft
 from wherefrom.data import Images, artbench10, cached, coco, folder, huggingface
 from wherefrom.errors import WherefromError
@@ -200,6 +203,64 @@ def test_an_image_that_cannot_be_decoded_is_named_and_no_cache_is_left(pictures,
     with pytest.raises(WherefromError, match=r"bad\.png cannot be decoded"):
         cached(folder(pictures, size=6), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+def counted(pictures, tmp_path, number):
+    """The set, which writes down what it decodes."""
+    dataset = folder(pictures, size=6)
+    decode = dataset.decoded
+
+    def decoded(index):
+        (tmp_path / f"{number} decoded {index}").touch()
+        return decode(index)
+
+    dataset.decoded = decoded
+    return dataset
+
+
+def test_of_a_group_the_first_decodes_and_all_read(pictures, tmp_path):
+    def work(rank: int) -> None:
+        copy = cached(counted(pictures, tmp_path, rank), tmp_path / "cache")
+        torch.save([copy[index] for index in range(3)], tmp_path / f"{rank}.pt")
+
+    assert group(2, tmp_path / "meeting", work) == ["", ""]
+    dataset = folder(pictures, size=6)
+    for rank in range(2):
+        for index, there in enumerate(torch.load(tmp_path / f"{rank}.pt")):
+            assert_same(there, dataset[index])
+    assert sorted(path.name for path in tmp_path.glob("* decoded *")) == [
+        f"0 decoded {index}" for index in range(3)
+    ]
+
+
+def test_a_first_that_cannot_decode_is_named_by_those_that_wait(pictures, tmp_path):
+    (pictures / "cat/bad.png").write_text("not an image")
+    dataset = folder(pictures, size=6)
+    said = group(2, tmp_path / "meeting", lambda _: cached(dataset, tmp_path / "cache"))
+    assert "bad.png cannot be decoded" in said[0]
+    assert "process 0 of 2 ended before the cache of decoded images was done" in said[1]
+
+
+def test_of_processes_that_know_of_no_other_one_decodes_at_a_time(pictures, tmp_path):
+    def work(number: int) -> None:
+        dataset = counted(pictures, tmp_path, number)
+        identity = dataset.identity
+
+        def waited() -> dict[str, object]:
+            (tmp_path / f"{number} is here").touch()
+            while len(list(tmp_path.glob("* is here"))) < 2:
+                time.sleep(0.001)
+            return identity()
+
+        dataset.identity = waited
+        assert len(list(cached(dataset, tmp_path / "cache"))) == 3
+
+    forks = [Fork(partial(work, number)) for number in range(2)]
+    assert [fork.end()[0] for fork in forks] == [0, 0]
+    assert len(list(tmp_path.glob("* decoded *"))) == 3, "the other has waited, and reads"
 
 
 def test_a_set_that_lies_in_memory_needs_no_cache(tmp_path):

@@ -13,8 +13,10 @@ import os
 import pickle
 import shutil
 import tarfile
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import wherefrom
+from forks import Fork
 from helpers import small_dit
 from wherefrom.attribution.pictures import Pictures
 from wherefrom.data import described, shards, tar_index, tars
@@ -364,6 +367,26 @@ def test_an_interrupted_indexing_goes_on(three, tmp_path, monkeypatch):
     monkeypatch.setattr(tar_index, "_make", lambda *pair: (made.append(pair[0]), plain(*pair))[1])
     assert len(tars(three)) == 9
     assert made == [tmp_path / "002.tar"]
+
+
+def test_processes_that_index_the_same_tars_at_once_do_not_disturb_each_other(three, tmp_path):
+    def open_set(number: int) -> None:
+        plain = tar_index.save
+
+        def at_once(kept: Path, *content: Any) -> None:
+            (tmp_path / f"{kept.name}.{number}").touch()
+            while len(list(tmp_path.glob(f"{kept.name}.?"))) < 3:  # all are about to write it
+                time.sleep(0.001)
+            plain(kept, *content)
+
+        tar_index.save = at_once
+        dataset = tars(three, index=tmp_path / "kept")
+        assert all(torch.equal(dataset[place], as_x(place)) for place in range(9))
+
+    forks = [Fork(partial(open_set, number)) for number in range(3)]
+    assert [fork.end() for fork in forks] == [(0, "")] * 3
+    assert len(list((tmp_path / "kept").iterdir())) == 3, "an index of each tar, and nothing else"
+    assert torch.equal(tars(three, index=tmp_path / "kept")[8], as_x(8))
 
 
 def test_a_tar_that_changed_is_indexed_again_and_a_damaged_index_is_made_again(three, tmp_path):

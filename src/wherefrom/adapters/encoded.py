@@ -7,60 +7,26 @@ once, however many pictures have it.
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
-from ..artefacts.lock import only_one
-from ..artefacts.pace import Pace
-from ..data.batch import check_cond_rows
-from ..data.conditions import Cond, not_finite
 from ..data.described import Described, LazyColumn
 from ..data.fingerprint import data_fingerprint
-from ..data.items import (
-    Batch,
-    Dataset,
-    ahead,
-    batched,
-    check_batch_size,
-    item_shape,
-    length,
-    threads_may_read,
-)
+from ..data.items import Dataset, check_batch_size, length
 from ..data.pictures import Again
 from ..data.sidecars import Captions, check_captions
 from ..errors import WherefromError
-from ..running.interrupt import deferred_interrupt
-from ..running.progress import bar
+from ..running.ranks import Share, share
+from .encoding import CONDITIONS, KEY, LATENTS, ONE, Encoder, Work, files_of, shard_name
 
 _KIND = "encoded data set"
-_ENCODING = ".encoding.lock"
-_SHARD_ITEMS, _SHARD_BYTES = 256, 64 * 2**20  # of a file, whichever is fewer
-_LATENTS, _CONDITIONS = "latents", "conditions"  # what there are files of
-_ONE, _KEY = "cond", "cond."  # how a condition is named, and before a key where it is a dict
-
-
-class Encoder(Protocol):
-    """What turns pictures and captions into what a network is given; the same each time."""
-
-    def identity(self) -> dict[str, Any]:
-        """The weights and settings of all that encodes, as JSON can hold it."""
-
-    def latents(self, x: Tensor) -> Tensor:
-        """Of images [B, 3, H, W] in [-1, 1]: [B, ...] float32 on the CPU."""
-
-    def conditions(self, texts: Sequence[Any]) -> Cond:
-        """Of prompts or class indices: a tensor or a dict of tensors with one row for each, on the
-        CPU.
-        """
 
 
 class Encoded:
@@ -71,16 +37,24 @@ class Encoded:
     Attributes:
         source: the pictures.
         captions: of each of them; None where there are none.
+        part: the shard that has encoded its part, where others' are to be joined with it before
+            there are items; None: all are there.
     """
 
-    def __init__(self, source: Dataset, captions: Captions | None, artefact: Artefact) -> None:
-        self.source, self.captions = source, captions
+    def __init__(
+        self,
+        source: Dataset,
+        captions: Captions | None,
+        artefact: Artefact,
+        part: Share | None = None,
+    ) -> None:
+        self.source, self.captions, self.part = source, captions, part
         self._artefact = artefact
         # of each picture, where its caption is among the different ones
         different = {caption: row for row, caption in enumerate(_different(captions))}
         self._rows = [different[caption] for caption in captions or ()]
         self._ends = {
-            what: list(accumulate(artefact.state[what])) for what in (_LATENTS, _CONDITIONS)
+            what: list(accumulate(artefact.state.get(what, ()))) for what in (LATENTS, CONDITIONS)
         }
 
     @property
@@ -89,28 +63,39 @@ class Encoded:
         source = self.source.source if isinstance(self.source, Again) else self.source
         if isinstance(source, Described):
             return LazyColumn(len(source), source.name_of)
-        root, files = getattr(self.source, "root", None), _files(self.source)
+        root, files = getattr(self.source, "root", None), files_of(self.source)
         if files is None:
             return [str(index) for index in range(len(self))]
         return [_below(file, root, index) for index, file in enumerate(files)]
 
     def __repr__(self) -> str:
         kept = self._artefact.folder or "in memory"
-        shape = tuple(self._read(_LATENTS, 0)[_LATENTS].shape)
+        if self.part is not None:
+            return f"Encoded(the part {self.part.name} of {len(self.source)} items, {kept})"
+        shape = tuple(self._read(LATENTS, 0)[LATENTS].shape)
         return f"Encoded({len(self)} items of {shape}, {kept})"
 
+    def check_whole(self) -> None:
+        """Refuse what a shard has made before it is joined with the others' parts."""
+        if self.part is not None:
+            raise WherefromError(
+                f"shard {self.part.rank} of {self.part.world} has encoded its pictures in "
+                f"{self._artefact.folder}: when all shards have, run it once more without a shard"
+            )
+
     def __len__(self) -> int:
-        return self._ends[_LATENTS][-1]
+        self.check_whole()
+        return self._ends[LATENTS][-1]
 
     def __getitem__(self, index: int) -> Any:
         index = range(len(self))[index]  # counts negative indices from the end, ends an iteration
-        latent = self._read(_LATENTS, index)[_LATENTS].clone()
+        latent = self._read(LATENTS, index)[LATENTS].clone()
         if self.captions is None:
             return latent
-        kept = self._read(_CONDITIONS, self._rows[index])
-        if _ONE in kept:
-            return latent, kept[_ONE]
-        return latent, {name.removeprefix(_KEY): value for name, value in kept.items()}
+        kept = self._read(CONDITIONS, self._rows[index])
+        if ONE in kept:
+            return latent, kept[ONE]
+        return latent, {name.removeprefix(KEY): value for name, value in kept.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return [self[index] for index in indices]
@@ -118,7 +103,7 @@ class Encoded:
     def _read(self, what: str, row: int) -> dict[str, Tensor]:
         number = bisect_right(self._ends[what], row)
         first = self._ends[what][number - 1] if number else 0
-        kept = self._artefact.read(_shard(what, number))
+        kept = self._artefact.read(shard_name(what, number))
         return {name: tensor[row - first] for name, tensor in kept.items()}
 
     def fingerprint(self) -> str:
@@ -127,6 +112,7 @@ class Encoded:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy sent to another process carries the folder's name, not what it holds."""
+        self.check_whole()
         folder = self._artefact.folder
         if folder is None:
             return self.__dict__
@@ -148,6 +134,9 @@ def encoded(
     batch_size: int = 16,
 ) -> Encoded:
     """Encode pictures and captions, or go on with what a folder holds of them, or read it.
+
+    Into a folder, the processes of a group encode a part each, and all get the whole; a shard
+    encodes its part, and gives items once all are there.
 
     Args:
         source: the pictures, [3, H, W] in [-1, 1].
@@ -172,11 +161,10 @@ def encoded(
         **{f"{name} of the encoder": value for name, value in encoder.identity().items()},
     }
     artefact = Artefact.claim(folder, _KIND, identity)
-    work = _Work(artefact, source, _different(known), encoder, batch_size)
+    work = Work(artefact, source, _different(known), encoder, batch_size)
     if not work.done:
-        with _alone(artefact):
-            work.go_on()
-    return Encoded(source, known, artefact)
+        work.go_on()
+    return Encoded(source, known, work.artefact, None if work.done else share())
 
 
 def _different(captions: Captions | None) -> list[Any]:
@@ -184,194 +172,8 @@ def _different(captions: Captions | None) -> list[Any]:
     return list(dict.fromkeys(captions or ()))
 
 
-class _Work:
-    """The encoding of what an artefact does not hold yet."""
-
-    def __init__(
-        self,
-        artefact: Artefact,
-        source: Dataset,
-        captions: list[Any],
-        encoder: Encoder,
-        batch_size: int,
-    ) -> None:
-        self.artefact, self.source, self.captions = artefact, source, captions
-        self.encoder, self.batch_size = encoder, batch_size
-        self.totals = {_CONDITIONS: len(captions), _LATENTS: len(source)}
-
-    @property
-    def done(self) -> bool:
-        state = self.artefact.state
-        return bool(state) and all(sum(state[what]) == all_ for what, all_ in self.totals.items())
-
-    def go_on(self) -> None:
-        if not self.artefact.state:
-            begun: dict[str, Any] = {"batch_size": self.batch_size, _CONDITIONS: [], _LATENTS: []}
-            self.artefact.state = begun
-        # the same batches give the same bits
-        self.batch_size = int(self.artefact.state["batch_size"])
-        with self.artefact.as_it_began(), torch.no_grad(), deferred_interrupt() as stop:
-            self._fill(_CONDITIONS, self._conditions, "caption", stop)
-            with self._pictures() as pictures:
-                self._fill(
-                    _LATENTS, lambda places: self._latents(next(pictures)[0], places), "image", stop
-                )
-            if stop():  # as the last were being kept
-                raise KeyboardInterrupt
-
-    def _fill(
-        self,
-        what: str,
-        make: Callable[[range], dict[str, Tensor]],
-        unit: str,
-        stop: Callable[[], bool],
-    ) -> None:
-        """Make all that is missing of one kind; what was made is kept whenever it is time, and when
-        something goes wrong.
-        """
-        done, total = sum(self.artefact.state[what]), self.totals[what]
-        pace, parts = Pace(), list[dict[str, Tensor]]()
-        like = self.artefact.read(_shard(what, 0)) if done else None
-
-        def keep() -> None:
-            if parts:
-                with pace.writing():
-                    self._keep(what, parts)
-                parts.clear()
-
-        if done == total:
-            return
-        with bar(total, f"encoding {what}", unit, initial=done, delay=2) as progress:
-            while done < total:
-                places = range(done, min(done + self.batch_size, total))
-                try:
-                    made = make(places)
-                    like = like or made
-                    _check_alike(made, like, what)
-                except Exception:
-                    keep()
-                    raise
-                parts.append(made)
-                done = places.stop
-                progress.update(len(places))
-                if done == total or _full(parts) or pace.due or stop():
-                    keep()
-                if stop():
-                    raise KeyboardInterrupt
-
-    def _keep(self, what: str, parts: Sequence[dict[str, Tensor]]) -> None:
-        state = self.artefact.state
-        tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        counts = [*state[what], len(next(iter(tensors.values())))]
-        self.artefact.write(_shard(what, len(state[what])), tensors)
-        self.artefact.commit({**state, what: counts})
-
-    def _conditions(self, places: range) -> dict[str, Tensor]:
-        texts = self.captions[places.start : places.stop]
-        cond = self.encoder.conditions(texts)
-        if cond is None or (isinstance(cond, dict) and not cond):
-            raise WherefromError(
-                "the encoder makes no conditions of captions: give captions=None to a model that "
-                "takes none"
-            )
-        check_cond_rows(cond, len(texts), "the condition that the encoder gives")
-        tensors = (
-            {_ONE: cond}
-            if isinstance(cond, Tensor)
-            else {f"{_KEY}{key}": value for key, value in cond.items()}
-        )
-        for tensor in tensors.values():
-            bad = not_finite(tensor)
-            if bad is not None:
-                raise WherefromError(
-                    f"the caption {texts[bad]!r:.60} is encoded to NaN or infinity: load the text "
-                    "encoder in float32 or bfloat16"
-                )
-        return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-
-    def _pictures(self) -> contextlib.AbstractContextManager[Iterator[Batch]]:
-        """Those that are missing, each batch read while the one before it is encoded; by one thread
-        where that is all that their set bears.
-        """
-        left = range(sum(self.artefact.state[_LATENTS]), self.totals[_LATENTS])
-        places = batched([left], self.batch_size)
-        workers = None if threads_may_read(self.source) else 1
-        return ahead(self.source, places, item_shape(self.source, "picture"), "picture", workers)
-
-    def _latents(self, pictures: Tensor, places: range) -> dict[str, Tensor]:
-        latents = self.encoder.latents(pictures)
-        if not isinstance(latents, Tensor) or not latents.ndim or len(latents) != len(places):
-            shown = tuple(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
-            raise WherefromError(
-                f"the encoder gave {shown} for {len(places)} pictures: it must give a tensor with "
-                "one row for each"
-            )
-        bad = not_finite(latents)
-        if bad is not None:
-            raise WherefromError(
-                f"{_name(self.source, places[bad])} is encoded to NaN or infinity: a VAE overflows "
-                "in float16; load it in float32 or bfloat16"
-            )
-        return {_LATENTS: latents.detach().to("cpu", torch.float32)}
-
-
-@contextlib.contextmanager
-def _alone(artefact: Artefact) -> Iterator[None]:
-    """Inside, nobody else encodes into the folder, and what others encoded before is known."""
-    if artefact.folder is None:
-        yield
-        return
-    busy = (
-        f"somebody else is encoding into {artefact.folder} just now: wait until that is done, or "
-        "choose another folder"
-    )
-    with only_one(artefact.folder / _ENCODING, busy):
-        with artefact.newest():
-            pass
-        yield
-
-
-def _check_alike(made: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str) -> None:
-    """Refuse a batch that cannot lie beside the others."""
-    mine, theirs = (
-        {name: (str(tensor.dtype), tuple(tensor.shape[1:])) for name, tensor in one.items()}
-        for one in (made, like)
-    )
-    if mine != theirs:
-        raise WherefromError(
-            f"the encoder gave {what} of {mine} for one batch and {theirs} for another: all must "
-            "be alike, texts padded to one length"
-        )
-
-
-def _full(parts: Sequence[Mapping[str, Tensor]]) -> bool:
-    items = sum(len(next(iter(part.values()))) for part in parts)
-    size = sum(tensor.nbytes for part in parts for tensor in part.values())
-    return items >= _SHARD_ITEMS or size >= _SHARD_BYTES
-
-
-def _name(source: Any, index: int) -> str:
-    """A picture, by the name of its file where it has one."""
-    source = source.source if isinstance(source, Again) else source
-    if isinstance(source, Described):
-        return f"picture {index} ({source.name_of(index)})"
-    files = _files(source)
-    file = None if files is None else files[index]
-    return f"picture {index} ({file})" if isinstance(file, str | Path) else f"picture {index}"
-
-
-def _files(source: Any) -> list[Any] | None:
-    """What pictures are taken from, of those that are a list of something."""
-    files = getattr(source, "paths", None) or getattr(source, "items", None)
-    return files if isinstance(files, list) else None
-
-
 def _below(file: Any, root: Path | None, index: int) -> str:
     if not isinstance(file, str | Path):
         return str(index)
     path = Path(file)
     return path.relative_to(root).as_posix() if root and path.is_relative_to(root) else str(path)
-
-
-def _shard(what: str, number: int) -> str:
-    return f"{what}-{number:05d}"

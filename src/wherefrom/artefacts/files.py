@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import stat
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from torch import Tensor
 from ..errors import WherefromError
 
 _HEADER = "wherefrom"  # the key under which a safetensors file carries our JSON
+_MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 def save(
@@ -69,7 +72,7 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep(target)
-        writer = f"{threading.get_ident()}.{os.getpid()}"
+        writer = f"{_MACHINE}-{threading.get_ident()}.{os.getpid()}"
         part = str(target.with_name(f".{target.name}.{writer}.part"))
         Path(part).touch()
         mode = os.stat(part).st_mode
@@ -155,10 +158,14 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove what writers of a file that were killed half-way left behind."""
+    """Remove what writers of a file that were killed half-way left behind; of those on another
+    machine nobody here knows whether they live.
+    """
     for part in target.parent.glob(f".{target.name}.*.part"):
-        writer = part.name.split(".")[-2]
-        if writer.isdigit() and not _alive(int(writer)):
+        *_, thread, writer, _ = part.name.split(".")
+        machine, known, _ = thread.rpartition("-")
+        elsewhere = known and machine != _MACHINE
+        if writer.isdigit() and not elsewhere and not _alive(int(writer)):
             part.unlink(missing_ok=True)
 
 

@@ -18,11 +18,16 @@ _NAMED = 8  # shards that a sentence names
 
 
 class PartFolders:
-    """Those of one artefact; without a folder, parts are in memory and nobody finds them again."""
+    """Those of one artefact; without a folder, parts are in memory and nobody finds them again.
 
-    def __init__(self, whole: Artefact) -> None:
+    Args:
+        whole: the artefact.
+        of: what the parts are of, where it has several kinds.
+    """
+
+    def __init__(self, whole: Artefact, of: str = "") -> None:
         self._whole = whole
-        self._place = None if whole.folder is None else whole.folder / PARTS
+        self._place = None if whole.folder is None else whole.folder / PARTS / of
 
     def claim(self, name: str) -> Artefact:
         """The part of a name, there or to be made."""
@@ -60,5 +65,5 @@ def refuse_missing(
     lacking = [one for one in wanted if one not in made or not whole(Share(*one))]
     shown = ", ".join(f"{number}/{of}" for number, of in lacking[:_NAMED])
     more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-    way = f"run --shard {shown}{more}" if lacking else "run it without a shard, which makes them"
-    raise WherefromError(f"{missing:,} of {count:,} images of {what} are missing: {way}")
+    way = f"run --shard {shown}{more}" if lacking else "run the other shards, or it without one"
+    raise WherefromError(f"{missing:,} of {count:,} items of {what} are missing: {way}")

@@ -18,7 +18,7 @@ from .begin import init
 from .talk import one_sentence
 
 # what several processes share; all else is one's
-SHARED = ("train", "fit", "index", "distill", "attribute", "evaluate", "lds")
+SHARED = ("train", "encode", "fit", "index", "distill", "attribute", "evaluate", "lds")
 
 
 class Commands(TyperGroup):
@@ -86,6 +86,7 @@ for _verb in (
     verbs.plan,
     verbs.train,
     verbs.generate,
+    verbs.encode,
     verbs.fit,
     verbs.index,
     verbs.distill,

@@ -94,6 +94,16 @@ def train(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
         show(f"the network of {run} is trained ({clock(here.seconds)})")
 
 
+def encode(run: RUN, shard: Shard = None, device: Device = None, quiet: Quiet = False) -> None:
+    """Encode the training images of a pipeline, as all that comes after needs them.
+
+    Example: wherefrom encode my-run
+    """
+    with opened_shard(run, device, quiet, shard) as (here, part):
+        here.run.encode()
+        show(f"{part}the images of {run} are encoded ({clock(here.seconds)})")
+
+
 def fit(run: RUN, shard: Shard = None, device: Device = None, quiet: Quiet = False) -> None:
     """Estimate the curvature that the exact method and the index need.
 
@@ -148,7 +158,7 @@ def merge(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
     """
     with opened(run, device, quiet) as here:
         for name in here.run.merge():
-            show(f"the {name} of {run} is whole ({clock(here.seconds)})")
+            show(f"all shards of the {name} of {run} are joined ({clock(here.seconds)})")
 
 
 # --- asking ---------------------------------------------------------------------------------------

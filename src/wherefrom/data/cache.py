@@ -20,12 +20,16 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact
 from ..artefacts.files import atomically, check_readable
 from ..artefacts.identity import checksum
+from ..artefacts.lock import Lock
 from ..errors import WherefromError
 from ..running.progress import bar
+from ..running.ranks import gathered, meet, share
 from .lazy import LazyImages
 from .mapped import Mapped
 
+_KIND = "cache of decoded images"
 _PIXELS = "pixels.bin"
+_DECODING = ".decoding.lock"
 # images decoded ahead of the writer: bounds the memory, and the wait when something fails
 _CHUNK = 256
 
@@ -82,19 +86,22 @@ class Cached(LazyImages):
 def cached(dataset: LazyImages, path: str | os.PathLike[str]) -> Cached:
     """The same data set, decoded once into a folder; later calls open that folder.
 
-    A folder that was made from other images or another size is refused.
+    A folder that was made from other images or another size is refused. Of the processes of a group
+    the first decodes, and the others wait for it.
     """
     if not isinstance(dataset, LazyImages):
         raise WherefromError(
             f"{type(dataset).__name__} has nothing to decode: only sets of image files can be "
             "cached"
         )
-    identity = dataset.identity()
-    artefact = Artefact.claim(path, "cache of decoded images", identity)
-    pixels = Path(path) / _PIXELS
-    if not artefact.state:
-        index = _decode(dataset, pixels)
-        artefact.finish({"bytes": int(index["shapes"].prod(1).sum())}, index=index)
+    identity, here = dataset.identity(), share()
+    artefact, pixels = Artefact.claim(path, _KIND, identity), Path(path) / _PIXELS
+    # nobody decodes before all are here: those that wait notice then when it ends
+    if not all(gathered(bool(artefact.state), f"the {_KIND}")):
+        if here.first or not here.joined:
+            _make(dataset, artefact, pixels)
+        meet(f"the {_KIND}")
+        artefact = Artefact.claim(path, _KIND, identity)
     index, size = artefact.read("index"), int(artefact.state["bytes"])
     if _size(pixels) != size:
         raise WherefromError(
@@ -103,6 +110,19 @@ def cached(dataset: LazyImages, path: str | os.PathLike[str]) -> Cached:
         )
     check_readable(pixels)
     return Cached(dataset, identity, Mapped(pixels, (size,)), **index)
+
+
+def _make(dataset: LazyImages, artefact: Artefact, pixels: Path) -> None:
+    """Decode all images; of several that want to, one does, and the others wait for it."""
+    lock = Lock.take(pixels.with_name(_DECODING))
+    assert lock is not None
+    try:
+        found = Artefact.claim(artefact.folder, _KIND, artefact.identity)
+        if not found.state:
+            index = _decode(dataset, pixels)
+            found.finish({"bytes": int(index["shapes"].prod(1).sum())}, index=index)
+    finally:
+        lock.release()
 
 
 def _decode(dataset: LazyImages, path: Path) -> dict[str, Tensor]:

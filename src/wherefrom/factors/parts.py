@@ -51,7 +51,7 @@ class Parts:
     @property
     def direct(self) -> bool:
         """Whether a process alone works on the whole itself, as there are no parts."""
-        return self.here.alone and not self._known
+        return self.here.alone and not self.here.merges and not self._known
 
     def task(self) -> Task:
         """What this process sums."""
@@ -71,7 +71,8 @@ class Parts:
         return Task(own, done, missing[self.here.rank :: self.here.world])
 
     def _dealt(self, shard: Share) -> Tensor:
-        return torch.arange(shard.rank, self.count, shard.world)
+        """Places of what a shard makes: of what no process alone has begun."""
+        return torch.arange(len(self._begun) + shard.rank, self.count, shard.world)
 
     def _is_whole(self, shard: Share) -> bool:
         return bool(torch.isin(self._dealt(shard), self._known[shard.name]).all())

@@ -21,7 +21,7 @@ from ..tide.bank import Bank
 from ..tide.student import TIDE
 from .settings import Settings
 from .stages import Stages, Tell, counted
-from .subject import Subject, subject
+from .subject import Subject, encoded, opened, subject
 
 
 class Making:
@@ -57,6 +57,17 @@ class Making:
                 f"the model of {self.folder} is trained already: only a preset is trained here"
             )
         _ = self.subject
+
+    def encode(self) -> None:
+        """Encode the training images of a pipeline."""
+        if self.settings.model.pipeline is None:
+            raise WherefromError(
+                f"the network of {self.folder} takes the images as they are: nothing is encoded"
+            )
+        if share().apart:  # and so sees only a part of them
+            encoded(opened(self.settings, self.folder, self.device, self.stages), self.stages)
+        else:
+            _ = self.subject
 
     def without(self, indices: Iterable[int]) -> Subject:
         """What the run is about, its built-in network trained again without some training images:
@@ -168,23 +179,25 @@ class Making:
         """Join the parts that shards have made; the names of the stages that are whole by that.
         What is missing is refused by name, and nothing is made.
         """
-        stages = {
-            "curvature": (lambda: self._fit_parts, self.fit),
-            "index": (lambda: self._index_parts, self.index),
-            "bank": (lambda: self._student_parts, self.distill),
-        }
-        merged = []
+        waiting = self.stages.in_parts()
         with merging():
-            for name, (parts, make) in stages.items():
-                if self.stages.parts_of(name, parts()):
-                    make()
-                    merged.append(name)
+            if self.stages.in_parts():
+                _ = self.subject  # joins what was encoded
+                stages = {
+                    "curvature": (self._fit_parts, self.fit),
+                    "index": (self._index_parts, self.index),
+                    "bank": (self._student_parts, self.distill),
+                }
+                for name, (parts, make) in stages.items():
+                    if self.stages.parts_of(name, parts):
+                        make()
+        merged = [one for one in waiting if one not in self.stages.in_parts()]
         if not merged:
             raise WherefromError(
-                f"no shards of {self.folder} wait to be joined: make them with `wherefrom fit "
-                f"{shlex.quote(str(self.folder))} --shard 0/2` and so on"
+                f"no shards of what run.toml in {self.folder} says wait to be joined: make them "
+                f"with `wherefrom fit {shlex.quote(str(self.folder))} --shard 0/2` and so on"
             )
-        return merged
+        return [one.name.partition("-")[0] for one in merged]
 
     def _check_blocks(self) -> None:
         """Refuse, before the curvature is fitted, a network whose blocks are not found."""

@@ -28,7 +28,7 @@ from ..running.ranks import Share, meet, share
 STAGES = ("training", "retraining", "latents", "curvature", "index", "student", "bank")
 _NOTE, _BUSY, _SHARD = "stage.json", ".stage.lock", ".shard-{}.lock"
 # what shards may make, and the folder inside the stage's that their parts are in
-_SHARDED = ("curvature", "index", "bank")
+_SHARDED = ("latents", "curvature", "index", "bank")
 _DIGITS = 8  # of a digest, in a folder's name
 
 Tell = Callable[[str], None]
@@ -102,6 +102,10 @@ class Stages:
                 f"{words} comes first, and is not done in shards: run the same command without "
                 "--shard until that is done"
             )
+        if here.merges and not self.parts_of(name, parts):
+            raise WherefromError(
+                f"{words} comes first, and no shard has made any of it: make it, and merge then"
+            )
         check_folder(folder)
         note = {"stage": name, "parts": parts, "finished": False, "seconds": 0.0}
         note["after"] = list(self._used)
@@ -153,8 +157,12 @@ class Stages:
 
     def parts_of(self, name: str, parts: Mapping[str, Any]) -> bool:
         """Whether shards have made parts of a stage that nobody has merged."""
-        place = self.place(name, parts)
-        return name in _SHARDED and (place / name / PARTS).is_dir()
+        return self.place(name, parts) in self.in_parts()
+
+    def in_parts(self) -> list[Path]:
+        """The folders of stages of which shards have made parts that nobody has merged."""
+        found = [one for name in _SHARDED for one in sorted(self.folder.glob(f"{name}-*"))]
+        return [one for one in found if (one / one.name.partition("-")[0] / PARTS).is_dir()]
 
     def _note_use(self, made: Made) -> None:
         """Note with what a finished stage is used, which may be more than it was made with."""

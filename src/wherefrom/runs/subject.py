@@ -7,6 +7,7 @@ where they were.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from .space import PipelineSpace, PixelSpace, Space
 from .stages import Stages, counted
 
 CODE = "the code of the factory"  # a part of stages
+LATENTS = "latents"
 
 
 @dataclass(frozen=True)
@@ -282,14 +284,26 @@ class Opened(NamedTuple):
 
 
 def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Subject:
-    pipe, model, images, found, captions, _, parts = opened(settings, place, device, stages)
-    classes, how = _classes(pipe, found), settings.generate
+    seen = opened(settings, place, device, stages)
+    if share().apart and not stages.is_made(LATENTS, seen.parts):
+        command = "merge" if stages.parts_of(LATENTS, seen.parts) else "encode"
+        raise WherefromError(
+            f"the latents of {place} must be whole before shards that depend on them: run "
+            f"`wherefrom {command} {shlex.quote(str(place))}`"
+        )
+    dataset = encoded(seen, stages)
+    pipe, model, found, how = seen.pipe, seen.model, seen.found, settings.generate
+    classes = _classes(pipe, found)
     space = PipelineSpace(pipe, model, classes, how.steps, how.guidance)
-    words = f"encoding {counted(len(found), 'image')}"
-    with stages.working("latents", parts, words) as kept:
-        dataset = model.dataset(images, captions, cache=kept / "latents")
     of_both = _known_parts(settings, model.denoiser, dataset)
     return Subject(model.denoiser, dataset, model.shape, space, classes, space.prompts, of_both)
+
+
+def encoded(seen: Opened, stages: Stages) -> Dataset:
+    """The pictures of a pipeline as its network sees them, encoded or read."""
+    words = f"encoding {counted(len(seen.found), 'image')}"
+    with stages.working(LATENTS, seen.parts, words) as kept:
+        return seen.model.dataset(seen.images, seen.captions, cache=kept / LATENTS)
 
 
 def opened(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Opened:

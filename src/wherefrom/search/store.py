@@ -23,6 +23,7 @@ from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.draft import Draft
 from ..artefacts.identity import fingerprint
 from ..artefacts.lock import only_one
+from ..artefacts.pieces import Pieces
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, ahead, batched, check_batch_size, item_shape, length
 from ..data.manner import Manner
@@ -30,7 +31,6 @@ from ..errors import WherefromError
 from ..running.progress import bar
 from ..running.ranks import gathered, share
 from .ids import Items, whole_ids
-from .pieces import Pieces
 from .vectors import Dtype, Vectors, join
 from .writer import Writer
 
@@ -186,20 +186,16 @@ class VectorStore:
         """
         asked = self.batch_size if pieces.batch_size is None else pieces.batch_size
         self.batch_size = gathered(asked, f"the {self.artefact.kind}")[0]
-        own, here = pieces.own(), pieces.here
         spans = pieces.spans(self.batch_size, self._shard_items)
-        how = {**self._how(), "pieces": own.state.get("pieces", {})}
 
         def write(start: int, vectors: Vectors) -> None:
-            own.write(f"from-{start:012d}", vectors.tensors())
-            how["pieces"] = {**how["pieces"], f"from-{start:012d}": [start, vectors.count]}
-            own.commit(how)
+            pieces.keep(start, vectors.count, vectors.tensors(), self._how())
 
-        with pieces.only_maker(), own.as_it_began():
+        with pieces.only_maker(), pieces.own().as_it_began():
             self._make(dataset, make, spans, label, write)
-        if here.apart:
+        if pieces.here.apart:
             return self
-        pieces.join(self._how(), list(self._items.counts), _shard)
+        pieces.join({**self._how(), **self._items.state()}, "counts", _shard)
         whole = self.artefact
         if whole.folder is not None:
             whole = Artefact.claim(whole.folder, whole.kind, whole.identity)

@@ -1,28 +1,30 @@
-"""Vectors that several processes make, each in a folder of its own inside the whole store's: which
-items they hold, which are missing, and how they become one store.
+"""Rows of items that several processes make, vectors or latents, each in a folder of its own inside
+the whole artefact's: which items they hold, which are missing, and how they become one list.
 
-Items are dealt out in whole batches, so that their vectors have the same bits whoever makes them.
-Joining moves no vector: files are linked, and one list is written.
+Items are dealt out in whole batches, so that their rows have the same bits whoever makes them.
+Joining moves no row: files are linked, and one list is written.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..artefacts.artefact import Artefact
-from ..artefacts.files import check_folder
-from ..artefacts.lock import only_one
-from ..artefacts.parts import PartFolders, refuse_missing
+from torch import Tensor
+
 from ..errors import WherefromError
 from ..running.ranks import Share, gathered, meet
+from .artefact import Artefact
+from .files import check_folder
+from .lock import only_one
+from .parts import PartFolders, refuse_missing
 
 _MAKING = ".making.lock"
 
 
 class Piece(NamedTuple):
-    """Vectors of some items that follow each other, whole on disk."""
+    """Rows of some items that follow each other, whole on disk."""
 
     start: int
     items: int
@@ -35,26 +37,28 @@ class Piece(NamedTuple):
 
 
 class Pieces:
-    """Those of one store.
+    """Those of one list of an artefact.
 
     Args:
         whole: the artefact that they will be joined in.
         begun: items, from the first on, that it holds already.
         count: items in all.
         here: which part is this process's.
+        of: what the list is of, where the artefact has several.
     """
 
-    def __init__(self, whole: Artefact, begun: int, count: int, here: Share) -> None:
+    def __init__(self, whole: Artefact, begun: int, count: int, here: Share, of: str = "") -> None:
         self.whole, self.begun, self.count, self.here = whole, begun, count, here
-        self._what = f"the {whole.kind}"
-        self._folders = PartFolders(whole)
+        self._work = f"the {whole.kind}"
+        self._what = f"the {of} of {self._work}" if of else self._work
+        self._folders = PartFolders(whole, of)
         self._known = self._folders.found()
-        gathered(None, self._what)  # nobody writes before all have looked
+        gathered(None, self._work)  # nobody writes before all have looked
 
     @property
     def direct(self) -> bool:
         """Whether a process alone works on the whole itself, as there are no parts."""
-        return self.here.alone and not self._known
+        return self.here.alone and not self.here.merges and not self._known
 
     @property
     def batch_size(self) -> int | None:
@@ -66,8 +70,25 @@ class Pieces:
         """Where this process keeps what it makes."""
         name = self.here.name
         if name not in self._known:
-            self._known[name] = self._folders.claim(name)
+            part = self._known[name] = self._folders.claim(name)
+            if not part.state:
+                part.threads = self.whole.threads  # what goes on there has the same bits
         return self._known[name]
+
+    @property
+    def made(self) -> int:
+        """How many items this process's part holds."""
+        return sum(piece.items for piece in _pieces({self.here.name: self.own()}))
+
+    def keep(
+        self, start: int, items: int, tensors: Mapping[str, Tensor], how: Mapping[str, Any]
+    ) -> None:
+        """Add rows of so many items to this process's part; `how`: what it keeps beside them, the
+        size of batches among it, and under "form" what must be alike in all parts.
+        """
+        own, name = self.own(), f"from-{start:012d}"
+        own.write(name, tensors)
+        own.commit({**how, "pieces": {**own.state.get("pieces", {}), name: [start, items]}})
 
     @contextlib.contextmanager
     def only_maker(self) -> Iterator[None]:
@@ -100,7 +121,7 @@ class Pieces:
     def _left(self, shard: Share, batch: int) -> list[range]:
         """What a shard has not made yet."""
         mine = {name: part for name, part in self._known.items() if name == shard.name}
-        dealt = self._dealt(shard, [range(0, self.count)], batch, self.count)
+        dealt = self._dealt(shard, [range(self.begun, self.count)], batch, self.count)
         return [rest for span in dealt for rest in _without(span, list(_pieces(mine)), 0)]
 
     @staticmethod
@@ -118,29 +139,34 @@ class Pieces:
 
     # --- joining --------------------------------------------------------------------------------
 
-    def join(self, state: dict[str, Any], counts: list[int], name: Any) -> None:
-        """Make one store of all parts; `state`: what it keeps beside the counts of its shards,
-        `name`: of a shard by its number.
+    def join(self, state: Mapping[str, Any], counts: str, name: Callable[[int], str]) -> None:
+        """Make one list of all parts.
+
+        Args:
+            state: what the whole keeps, the items of each of its files among it.
+            counts: what these are called there; those of the parts come behind them.
+            name: of a file by its number.
         """
         if self.whole.folder is None:
-            parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._what))}
+            parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._work))}
         else:
-            meet(self._what)
+            meet(self._work)
             parts = self._folders.found()
         if self.here.first or self.whole.folder is None:
             found = sorted(_pieces(parts), key=lambda piece: piece.start)
             self._check(found)
+            self._check_alike(parts)
             draft = self.whole.draft()
             try:
-                for number, piece in enumerate(found, len(counts)):
+                for number, piece in enumerate(found, len(state[counts])):
                     self.whole.adopt(name(number), piece.artefact, piece.name, draft)
-                counts = [*counts, *(piece.items for piece in found)]
-                self.whole.commit({**state, "counts": counts, "deleted": []}, draft=draft)
+                more = [*state[counts], *(piece.items for piece in found)]
+                self.whole.commit({**state, counts: more}, draft=draft)
             finally:
                 draft.discard()
         if self.here.first:
             self._folders.clear()
-        meet(self._what)
+        meet(self._work)
 
     def _check(self, found: list[Piece]) -> None:
         """Refuse pieces that do not follow each other to the end."""
@@ -159,8 +185,20 @@ class Pieces:
             nearest = min((one.start for one in found if one.start > place), default=self.count)
             raise WherefromError(
                 f"items {place} to {nearest - 1} of {self._what} in {self.whole.folder} are "
-                "missing: run the shard that makes them, then build it once more without a shard"
+                "missing: see to it that all processes write to one disk, and run the same again"
             )
+
+    def _check_alike(self, parts: Mapping[str, Artefact]) -> None:
+        """Refuse parts whose rows cannot lie beside each other."""
+        forms = {name: part.state.get("form") for name, part in parts.items() if part.state}
+        first = next(iter(forms), "")
+        for name, form in forms.items():
+            if form != forms[first]:
+                raise WherefromError(
+                    f"of {self._what} in {self.whole.folder}, the part {first} holds "
+                    f"{forms[first]} and {name} {form}: all items must be alike; mend what makes "
+                    "them, and delete one of the parts"
+                )
 
 
 def _pieces(parts: Mapping[str, Artefact]) -> Iterator[Piece]:
