@@ -293,6 +293,20 @@ class VectorStore:
         """The ids of the items that are there, ascending: [N] int64."""
         return self.alive().nonzero().flatten()
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Items of each shard, deleted ones among them."""
+        return self._items.counts
+
+    @property
+    def checksums(self) -> list[int]:
+        """Of each shard; what is in one never changes."""
+        return self.artefact.checksums[: len(self._items.counts)]
+
+    def shard(self, number: int) -> Vectors:
+        """The vectors of one shard, deleted items among them."""
+        return self._read(number)
+
     def shards(self) -> Iterator[tuple[int, Vectors]]:
         """The first id and the vectors of shard after shard, deleted items among them."""
         first = 0
