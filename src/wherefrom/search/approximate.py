@@ -26,8 +26,9 @@ from .exact import Exact
 from .pieces import Pieces
 from .quantiser import Sizes
 from .store import VectorStore
+from .vectors import Vectors
 
-_TIMES = 4  # candidates for each item that is asked for
+_TIMES, _TIMES_8_BITS = 4, 2  # candidates for each item that is asked for, by coarse or fine codes
 _FEWEST = 64  # candidates, however few are asked for
 _SHARE, _TOP = 0.02, 100  # of the bank, and no more items: the top that recall is measured on
 _MEASURED = 64  # items of the bank that it is measured on, unless queries are given
@@ -189,7 +190,8 @@ class Approximate:
 
     def _proposed(self, store: VectorStore, vectors: Tensor, top_k: int) -> Tensor:
         rows, kept = self._quantiser.queries(vectors), self._there(store)
-        wanted = min(len(store), max(_FEWEST, _TIMES * top_k))
+        fine = self._sizes.codes == self._sizes.components
+        wanted = min(len(store), max(_FEWEST, (_TIMES_8_BITS if fine else _TIMES) * top_k))
         for probes in (self.probes, self._sizes.lists):
             found = [one.nearest(rows, wanted, probes, kept) for one in self._segments]
             scores, ids = (np.concatenate(each, 1) for each in zip(*found, strict=True))
@@ -247,6 +249,9 @@ def _stored(store: VectorStore, ids: Tensor) -> Tensor:
     result = torch.empty(len(ids), store.draws, store.dim)
     for one in numbers.unique().tolist():
         here = (numbers == one).nonzero().flatten()
-        first = int(ends[one]) - store.counts[one]
-        result[here] = store.shard(one).rows(ids[here] - first).decode()
+        rows = ids[here] - (int(ends[one]) - store.counts[one])
+        stored = store.shard(one).tensors().items()
+        # not [:, rows], which copies number by number
+        some = Vectors(**{name: tensor.index_select(1, rows) for name, tensor in stored})
+        result[here] = some.decode()
     return result

@@ -65,7 +65,7 @@ class Sizes:
             raise WherefromError(
                 f"codes must divide the {components} components, which {codes} does not"
             )
-        usual = min(lists, max(16, lists // 8))
+        usual = min(lists, max(64, lists // 8))
         probes = within("probes", usual if probes is None else probes, lists)
         return cls(components, lists, codes, probes)
 

@@ -172,7 +172,7 @@ class Bank(Collection):
             codes: bytes that an item takes in the index, a divisor of `components`. As many: each
                 component is kept to 8 bits, the default; half as many: to 4; fewer are product
                 codes, which take long to learn.
-            probes: cells looked into for a query; None: an eighth of them, at least 16.
+            probes: cells looked into for a query; None: an eighth of them, at least 64.
             queries: images to measure on; None: 64 items of the bank.
             folder: where to make it, in its subfolder `approximate`; None: in memory. Several
                 processes that call this share the work; one that was interrupted goes on, and items
