@@ -52,6 +52,18 @@ def test_recall_is_the_share_of_the_exact_top_that_is_proposed(bank):
     assert bank.approximate(**SETTINGS, probes=1, queries=QUERIES).recall < index.recall
 
 
+@pytest.mark.parametrize("codes", [32, 16, 8])
+def test_what_is_measured_is_the_share_of_a_top_that_a_plain_product_gives(bank, codes):
+    index = bank.approximate(components=32, codes=codes, lists=6, probes=4)
+    queries, items = bank.student.embed(QUERIES).flatten(1), bank.vectors(bank.ids).flatten(1)
+    for top, asked in ((25, 25), (5, 0.01)):
+        truth = (queries @ items.T).topk(top, 1).indices.tolist()
+        found = index._candidates(bank.student.embed(QUERIES), top).tolist()
+        shares = [len(set(row) & set(other)) / top for row, other in zip(truth, found, strict=True)]
+        assert index.measured(QUERIES, asked) == pytest.approx(sum(shares) / 6)
+        assert sum(shares) / 6 > 0.6
+
+
 def test_with_every_item_a_candidate_the_search_is_the_exact_one(bank, index):
     for top_k in (125, 500):  # four times as many are all
         found, exact = index.search(QUERIES, top_k), bank.search(QUERIES, top_k)
@@ -90,7 +102,7 @@ def test_what_somebody_else_changes_is_not_found_and_changes_no_id(tmp_path):
     other.append(Images(80, seed=9))
     assert torch.equal(index.search(QUERIES, 5).indices, before.indices), "as it was opened"
     bank.delete([int(before.least_indices[0, 0])])
-    with pytest.raises(wherefrom.WherefromError, match=r"the bank has changed since .*vectors was"):
+    with pytest.raises(wherefrom.WherefromError, match=r"80 items were appended .* follow\(\)"):
         index.search(QUERIES)
 
 
@@ -140,40 +152,47 @@ def test_a_saved_index_finds_the_same(bank, index, tmp_path):
     assert torch.equal(again.search(QUERIES, 5).indices, index.search(QUERIES, 5).indices)
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
         "artefact.json",
-        "index.safetensors",
+        "quantiser.safetensors",
+        "segment-000000000000.safetensors",
     }
 
 
-def test_an_index_of_another_bank_or_of_one_that_changed_is_refused(tmp_path):
-    bank = Bank.build(Projection(), Images(80), tmp_path)
-    index = bank.approximate(**SETTINGS)
-    index.save(tmp_path)
-    with pytest.raises(
-        wherefrom.WherefromError,
-        match=r"another bank.*vectors was.*make it anew with bank.approximate",
+def test_an_index_of_another_bank_or_of_one_that_was_built_anew_is_refused(tmp_path):
+    bank = Bank.build(Projection(), Images(80), tmp_path / "bank")
+    bank.approximate(**SETTINGS).save(tmp_path)
+    for other, what in (
+        (Bank.build(Projection(), Images(80, seed=3)), "data was another one"),
+        (Bank.build(Projection(seed=1), Images(80)), "student was another one"),
+        (Bank.build(Projection(), Images(80), dtype="int8"), "dtype was 'float16' and is now"),
     ):
-        Approximate.open(tmp_path, Bank.build(Projection(), Images(80, seed=3)))
-    bank.delete([7])
-    for call in (lambda: index.search(QUERIES), lambda: Approximate.open(tmp_path, bank)):
-        with pytest.raises(
-            wherefrom.WherefromError, match=r"ids was .* make it anew with bank.approximate"
-        ):
-            call()
+        with pytest.raises(wherefrom.WherefromError, match=f"another bank.*{what}.*make it anew"):
+            Approximate.open(tmp_path, other)
+
+
+def test_other_vectors_under_the_same_name_are_refused(bank, index, tmp_path, monkeypatch):
+    index.save(tmp_path)
+    monkeypatch.setattr(type(bank.store), "checksums", property(lambda _: [1]))
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"another bank.*vectors was another one.*make it anew"
+    ):
+        Approximate.open(tmp_path, bank)
 
 
 def test_a_damaged_or_foreign_file_is_named(bank, index, tmp_path):
     index.save(tmp_path)
-    path = tmp_path / "approximate" / "index.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(
-        wherefrom.WherefromError, match=r"index.safetensors is not what was written"
-    ):
-        Approximate.open(tmp_path, bank)
-    path.write_bytes(content[:-100])
-    with pytest.raises(wherefrom.WherefromError, match=r"index.safetensors is missing, truncated"):
-        Approximate.open(tmp_path, bank)
+    for name in ("segment-000000000000.safetensors", "quantiser.safetensors"):
+        path = tmp_path / "approximate" / name
+        whole = path.read_bytes()
+        content = bytearray(whole)
+        content[-100] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(wherefrom.WherefromError, match=f"{name} is not what was written"):
+            Approximate.open(tmp_path, bank)
+        path.write_bytes(content[:-100])
+        with pytest.raises(wherefrom.WherefromError, match=f"{name} is missing, truncated"):
+            Approximate.open(tmp_path, bank)
+        path.write_bytes(whole)
+    Approximate.open(tmp_path, bank)
     Artefact(tmp_path / "other" / "approximate", "bank", {}).commit({})
     with pytest.raises(wherefrom.WherefromError, match="holds a bank and no approximate index"):
         Approximate.open(tmp_path / "other", bank)
@@ -212,6 +231,9 @@ def test_settings_that_do_not_fit_are_refused(bank, index):
         ),
         (lambda: index.search(QUERIES, top_k=501), "top_k must be from 1 to the 500"),
         (lambda: index.search(QUERIES[:0]), "no queries"),
+        (lambda: index.nearest(torch.zeros(2, 5, 8)), r"shape \(2, 5, 8\); those .* \[Q, 5, 16\]"),
+        (lambda: index.measured(QUERIES, top=501), "top_k must be from 1 to the 500"),
+        (lambda: index.measured(QUERIES, top=1.5), "top must be above 0 and below 1"),
         (
             lambda: Bank.build(Projection(), Images(38)).approximate(),
             "a bank of 38 items is too small for an index",
