@@ -94,6 +94,17 @@ def test_an_attribution_says_what_it_is_of_and_nothing_of_scores_that_were_not_c
         assert part.isnan().all()
 
 
+def test_more_cells_find_more_and_the_recall_of_fewer_is_not_said_of_them(bank):
+    index = bank.approximate(**SETTINGS, probes=1, queries=QUERIES)
+    few = index.recall
+    index.probes = 6
+    assert index.search(QUERIES).about["approximate"]["probes"] == 6
+    assert torch.tensor(index.recall).isnan()
+    assert index.measured(QUERIES, 10) > few
+    with pytest.raises(wherefrom.WherefromError, match="probes must be from 1 to 6, not 7"):
+        index.probes = 7
+
+
 def test_what_somebody_else_changes_is_not_found_and_changes_no_id(tmp_path):
     bank = Bank.build(Projection(), Images(80), tmp_path)
     index, before = bank.approximate(**SETTINGS), bank.search(QUERIES, 5)

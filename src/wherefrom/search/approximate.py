@@ -24,7 +24,7 @@ from ..data.items import Dataset
 from ..errors import WherefromError, need, number, whole
 from .exact import Exact
 from .pieces import Pieces
-from .quantiser import Sizes
+from .quantiser import Sizes, within
 from .store import VectorStore
 from .vectors import Vectors
 
@@ -55,13 +55,13 @@ class Approximate:
     """An approximate index of a bank; `bank.approximate()` or `Approximate.open` makes one.
 
     `recall` is the share of the exact top 2 %, of at most 100 items, that is among the candidates,
-    as it was when the index was made. `probes` may be changed at any time.
+    as it was when the index was made.
     """
 
     def __init__(self, bank: Searched, pieces: Pieces) -> None:
         sizes = pieces.sizes
         assert sizes is not None
-        self.bank, self.probes = bank, sizes.probes
+        self.bank, self._probes = bank, sizes.probes
         self.recall = float(pieces.state.get("recall", math.nan))
         self._pieces, self._sizes = pieces, sizes
         self._quantiser = pieces.quantiser(bank.device)
@@ -123,6 +123,17 @@ class Approximate:
         self._pieces.check(store)
         self._pieces.grow(store, self._sizes, self.bank.device)
         self._segments = self._pieces.segments()
+
+    @property
+    def probes(self) -> int:
+        """Cells looked into for a query; once this is changed, `recall` is NaN, and `measured`
+        says what is found.
+        """
+        return self._probes
+
+    @probes.setter
+    def probes(self, probes: int) -> None:
+        self._probes, self.recall = within("probes", probes, self._sizes.lists), math.nan
 
     def __len__(self) -> int:
         return len(self._current())

@@ -112,6 +112,8 @@ class Pieces:
         """Encode and merge the shards of a store that are not in it yet, beside whoever else does
         so just now.
         """
+        if self.state and len(self.state["shards"]) >= len(store.counts):
+            return
         if self.folder is not None:
             check_folder(self.folder)
         with self._turn("training"):
@@ -137,7 +139,9 @@ class Pieces:
         names = ["quantiser", *(name for name, *_ in self.state["segments"])]
         made = Artefact.anew(folder, KIND, self.artefact.identity)
         made.threads = self.artefact.threads
-        made.finish(self.state, **{name: self.artefact.read(name) for name in names})
+        made.finish(
+            {**self.state, "parts": {}}, **{name: self.artefact.read(name) for name in names}
+        )
 
     def _encode(self, store: VectorStore, quantiser: Quantiser) -> None:
         counts, later = store.counts, list[int]()
