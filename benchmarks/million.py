@@ -304,47 +304,31 @@ def codes(bank: Bank, student: Synthetic, queries: int) -> dict[str, Any]:
     rotation = faiss.RandomRotationMatrix(wide, wide)
     rotation.init(0)
     metric, scalar = faiss.METRIC_INNER_PRODUCT, faiss.ScalarQuantizer
-    wanted: dict[str, tuple[bool, Callable[[Any], Any]]] = {
-        "scalar, 8 bits": (
-            False,
-            lambda order: faiss.IndexIVFScalarQuantizer(
-                order, wide, sizes.lists, scalar.QT_8bit, metric
-            ),
-        ),
-        "scalar, 4 bits": (
-            False,
-            lambda order: faiss.IndexIVFScalarQuantizer(
-                order, wide, sizes.lists, scalar.QT_4bit, metric
-            ),
-        ),
-        "product, 8 bits for 4 components": (
-            False,
-            lambda order: faiss.IndexIVFPQ(order, wide, sizes.lists, wide // 4, 8, metric),
+    kind, lists = faiss.IndexIVFScalarQuantizer, sizes.lists
+    wanted: dict[str, Callable[[Any], Any]] = {
+        "scalar, 8 bits": lambda order: kind(order, wide, lists, scalar.QT_8bit, metric),
+        "scalar, 4 bits": lambda order: kind(order, wide, lists, scalar.QT_4bit, metric),
+        "product, 8 bits for 4 components": lambda order: faiss.IndexIVFPQ(
+            order, wide, lists, wide // 4, 8, metric
         ),
     }
     for bits in (1, 2, 4, 8):
-        wanted[f"RaBitQ, rotated, {bits} bits"] = (
-            True,
-            lambda order, bits=bits: faiss.IndexIVFRaBitQ(
-                order, wide, sizes.lists, metric, True, bits
-            ),
+        wanted[f"RaBitQ, rotated, {bits} bits"] = lambda order, bits=bits: faiss.IndexIVFRaBitQ(
+            order, wide, lists, metric, True, bits
         )
     found: dict[str, Any] = {}
-    for name, (rotated, make) in wanted.items():
-        turn = rotation.apply if rotated else np.ascontiguousarray
+    for name, make in wanted.items():
+        turn = rotation.apply if "rotated" in name else np.ascontiguousarray
         order = faiss.IndexFlatIP(wide)
         order.add(turn(cells))
         index = make(order)
         placed = faiss.IndexFlatL2(wide)
         placed.add(turn(cells))
-        lists = placed.search(turn(points), 1)[1][:, 0]
+        cell = placed.search(turn(points), 1)[1][:, 0]
         trained = seconds(lambda index=index, turn=turn: index.train(turn(points[:50_000])))
         added = seconds(
-            lambda index=index, turn=turn, lists=lists: index.add_core(
-                len(points),
-                faiss.swig_ptr(turn(points)),
-                None,
-                faiss.swig_ptr(lists),
+            lambda index=index, turn=turn, cell=cell: index.add_core(
+                len(points), faiss.swig_ptr(turn(points)), None, faiss.swig_ptr(cell)
             )
         )
         index.nprobe = sizes.probes
