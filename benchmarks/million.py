@@ -182,7 +182,7 @@ def built(bank: Bank, folder: Path, queries: int) -> dict[str, Any]:
     started = time.perf_counter()
     near = bank.approximate(folder=place)
     taken = time.perf_counter() - started
-    sizes = near._pieces.state["sizes"]
+    sizes = near._made.state["sizes"]
     found: dict[str, Any] = {"items": count, "sizes": sizes, "recall it says": near.recall}
     found["made in, s, with recall measured"] = taken
     found["bytes of an item in the index"] = size_of(place) / count

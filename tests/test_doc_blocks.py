@@ -47,6 +47,7 @@ SMALLER: dict[str, dict[str, str]] = {
         'pipe("a photo of my dog")': 'pipe("a photo of my dog", num_inference_steps=3)',
     },
     "docs/tour.md": {"steps=100": "steps=4", "dim=96": "dim=16"},
+    "docs/engines.md": {"epochs=50": STUDENT, "dim=256": "dim=12", "dim=128": "dim=12"},
     "docs/guide.md": {
         "epochs=50": STUDENT,
         '"steps": 4000, "batch_size": 256': '"steps": 2, "batch_size": 8',

@@ -7,7 +7,6 @@ those of the process.
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ import diffusers
 import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
+from IPython.core.interactiveshell import InteractiveShell
 from torch import Tensor
 
 import wherefrom
+from forks import Fork
 from pipelines import WORDS, saved_world
 from research import EXAMPLES, example
 
@@ -147,13 +147,15 @@ def test_the_notebook_runs_from_top_to_bottom(
     monkeypatch.setenv("TOUR_STEPS", "3")
     monkeypatch.setenv("TOUR_DIGITS", "70")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    answer = signal.getsignal(signal.SIGINT)
-    try:
-        NotebookClient(
-            notebook.copy(),
-            timeout=300,
-            kernel_name="python3",
-            resources={"metadata": {"path": tmp_path}},
-        ).execute()
-    finally:  # the client puts its own answer to Ctrl-C in its place
-        signal.signal(signal.SIGINT, answer)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.chdir(tmp_path)
+
+    def run() -> None:
+        """Every cell in a shell of its own, as a kernel does, and what it shows is shown."""
+        shell = InteractiveShell.instance()
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                shell.run_cell(cell.source).raise_error()
+
+    status, said = Fork(run).end()
+    assert status == 0, said

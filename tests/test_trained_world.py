@@ -16,14 +16,27 @@ import wherefrom
 from wherefrom.attribution.agreement import spearman
 from wherefrom.attribution.attributor import Attributor
 from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence, Pixel, Random
+from wherefrom.tide.bank import Bank
 from wherefrom.tide.embedder import Embedder
-from worlds import World, make_world
+from worlds import DIGITS, World, make_world
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
     """Made once for all claims about it."""
     return make_world()
+
+
+@pytest.fixture(scope="module")
+def tau(world: World) -> tuple[Tensor, Tensor]:
+    """What the teacher says of generated digits and of copies, [12, N] and [6, N], in one pass."""
+    scores = world.tid.scores(torch.cat([world.generated, world.copies]), world.x)
+    return scores[: len(world.generated)], scores[len(world.generated) :]
+
+
+@pytest.fixture(scope="module")
+def bank(world: World) -> Bank:
+    return world.tide.index(world.x)
 
 
 SMALL = {"dim": 2048, "side": 64}
@@ -34,19 +47,20 @@ METHODS: dict[str, tuple[Callable[[World], Attributor], float]] = {  # and the l
     "TRAK": (lambda world: TRAK(world.denoiser, world.tid.draws, **SMALL), 0.3),
     "DAS": (lambda world: DAS(world.denoiser, world.tid.draws, **SMALL), 0.2),
     "K-FAC influence": (
-        lambda world: KFACInfluence(world.denoiser, world.tid.draws, samples=200),
+        lambda world: KFACInfluence(world.denoiser, world.tid.draws, samples=100),
         0.9,
     ),
     "MUCS": (lambda world: MUCS(world.denoiser, world.tid.draws, lr=1e-3, batch=32), 0.9),
 }
 
 
-def recall(world: World, scores: Tensor) -> float:
-    """How much of the planted group is among as many images with the largest scores; by chance
-    9 %.
+def recall(scores: Tensor) -> float:
+    """How much of the planted group, the last eleventh of the images, is among as many with the
+    largest scores; by chance 9 %.
     """
-    top = scores.topk(len(world.planted), 1).indices
-    return float(((top >= world.planted.start) & (top < world.planted.stop)).float().mean())
+    planted = scores.shape[1] // 11
+    top = scores.topk(planted, 1).indices
+    return float((top >= scores.shape[1] - planted).float().mean())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -54,32 +68,32 @@ def test_the_planted_group_is_found_above_chance(name: str, world: World) -> Non
     make, least = METHODS[name]
     # each of MUCS's queries is a fine-tuning
     copies = world.copies[:2] if name == "MUCS" else world.copies
-    assert recall(world, make(world).fit(world.x).scores(copies, world.x)) >= least
+    x = world.x[::2]  # of digits and of the planted group alike
+    assert recall(make(world).fit(x).scores(copies, x)) >= least
 
 
 def test_tid_and_tide_find_it_through_the_same_protocol(world: World) -> None:
+    x = world.x[::2]
     for method in (world.tid, world.tide):
-        hits = method.attribute(world.copies, world.x, top_k=25)
-        found = (hits.indices >= world.planted.start) & (hits.indices < world.planted.stop)
-        assert found.float().mean() >= 0.9
+        hits = method.attribute(world.copies, x, top_k=12)
+        assert (hits.indices >= DIGITS // 2).float().mean() >= 0.9
         assert hits.about["method"] in ("TID", "TIDE")
 
 
 def test_chance_is_nine_percent(world: World) -> None:
-    assert recall(world, Random().fit(world.x).scores(world.copies, world.x)) < 0.2
+    assert recall(Random().fit(world.x).scores(world.copies, world.x)) < 0.2
 
 
 # --- the student, and attribution while generating ------------------------------------------------
 
 
-def test_a_distilled_student_ranks_generated_images_as_its_teacher_does(world) -> None:
-    tau = world.tid.scores(world.generated, world.x)
+def test_a_distilled_student_ranks_generated_images_as_its_teacher_does(world, bank, tau) -> None:
     untaught = wherefrom.TIDE(
         world.denoiser, world.tid.draws, Embedder(world.tide.embedder.shapes, 96, 128, 4)
     )
     student, control = (
-        float(spearman(tide.index(world.x).scores(world.generated), tau).mean())
-        for tide in (world.tide, untaught)
+        float(spearman(found.scores(world.generated), tau[0]).mean())
+        for found in (bank, untaught.index(world.x))
     )
     assert student >= 0.7
     assert student >= control + 0.1
@@ -100,19 +114,13 @@ def test_so_does_one_that_learns_lists_and_keeps_positions(world) -> None:
     assert last.loss < first.loss / 2
 
 
-def test_teacher_and_student_find_a_planted_source(world) -> None:
+def test_teacher_and_student_find_a_planted_source(world, bank, tau) -> None:
     assert len(world.copies) >= 3
-    for scores in (
-        world.tid.scores(world.copies, world.x),
-        world.tide.index(world.x).scores(world.copies),
-    ):
-        top = scores.topk(len(world.planted), 1).indices
-        recall = ((top >= world.planted.start) & (top < world.planted.stop)).float().mean()
-        assert float(recall) >= 0.9
+    for scores in (tau[1], bank.scores(world.copies)):
+        assert recall(scores) >= 0.9
 
 
-def test_on_a_trained_model_the_trace_ranks_as_a_search_does(world) -> None:
-    bank = world.tide.index(world.x)
+def test_on_a_trained_model_the_trace_ranks_as_a_search_does(world, bank) -> None:
     start = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(9))
     ranks = []
     for aligned in (True, False):

@@ -14,6 +14,7 @@ from .errors import WherefromError
 from .factors.needs import Needs, needs
 from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
+from .running.ranks import shard
 from .tid.index import Index
 from .tid.teacher import TID
 from .tide.bank import Bank
@@ -57,5 +58,6 @@ __all__ = [
     "planning",
     "preset",
     "sample",
+    "shard",
     "train",
 ]

@@ -11,9 +11,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 import weakref
 from pathlib import Path
@@ -24,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from forks import killed
 from wherefrom.adapters import encoded as module
 from wherefrom.adapters.encoded import Encoded, encoded
 from wherefrom.artefacts.lock import Lock
@@ -311,30 +309,13 @@ def test_ctrl_c_leaves_what_was_done(tmp_path):
     assert sum(state(tmp_path)["latents"]) == toy.seen == 12
 
 
-SCRIPT = """
-    import sys
-    sys.path[:0] = [{tests!r}, {here!r}]
-    from wherefrom.artefacts.pace import Pace
-    Pace.seconds = Pace.times = 0.0  # every batch is kept
-    from test_encoded import PROMPTS, Toy, encoded, some
+def test_work_that_was_killed_goes_on_to_the_same_items(tmp_path):
     toy = Toy()
     toy.slow = 0.05
-    encoded(some(), PROMPTS, toy, {folder!r}, batch_size=1)
-"""
-
-
-def test_work_that_was_killed_goes_on_to_the_same_items(tmp_path):
-    here = Path(__file__).parent
-    script = textwrap.dedent(SCRIPT).format(
-        tests=str(here.parent), here=str(here), folder=str(tmp_path)
+    killed(
+        lambda: encoded(some(), PROMPTS, toy, tmp_path, batch_size=1),
+        lambda: sum(state(tmp_path)["latents"]) >= 5,
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while child.poll() is None and sum(state(tmp_path)["latents"]) < 5:
-        time.sleep(0.005)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
     kept, rest = sum(state(tmp_path)["latents"]), Toy()
     assert 5 <= kept < COUNT
     made = encoded(some(), PROMPTS, rest, tmp_path)

@@ -11,9 +11,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from functools import partial
@@ -24,6 +21,7 @@ import pytest
 import torch
 
 import wherefrom
+from forks import Fork
 from helpers import Noise, contents, small_dit, stirred
 from wherefrom.artefacts import artefact as module
 from wherefrom.artefacts.artefact import Artefact
@@ -92,26 +90,22 @@ def test_what_was_written_and_discarded_is_not_there(tmp_path: Path) -> None:
     assert claimed(tmp_path).names == []
 
 
-SCRIPT = """
-    import sys, torch
-    from wherefrom.artefacts.artefact import Artefact
-    kept = Artefact.claim(sys.argv[1], "test", {})
-    for step in range(kept.state.get("step", 0), 10**6):
-        kept.finish({"step": step}, run={"x": torch.full((20000,), step)})
-"""
-
-
 def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_commit(tmp_path: Path) -> None:
+    def write() -> None:
+        kept = Artefact.claim(tmp_path, "test", {})
+        for step in range(kept.state.get("step", 0), 10**6):
+            kept.finish({"step": step}, run={"x": torch.full((20000,), step)})
+
     reached = 0
     for pause in (0.0, 0.003, 0.011, 0.017):
-        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SCRIPT), tmp_path])
-        before = reached
-        while not module.there(tmp_path) or Artefact.open(tmp_path, "test").state["step"] <= before:
-            assert child.poll() is None
-            time.sleep(0.002)
+        fork, before = Fork(write), reached
+        fork.wait_for(
+            lambda before=before: (
+                module.there(tmp_path) and Artefact.open(tmp_path, "test").state["step"] > before
+            )
+        )
         time.sleep(pause)
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+        assert fork.end(signal.SIGKILL)[0] == -signal.SIGKILL
         kept = Artefact.open(tmp_path, "test")
         reached = kept.state["step"]
         assert kept.read("run")["x"].unique().tolist() == [reached]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 import wherefrom
 from helpers import Noise, small_dit, stirred
@@ -28,6 +28,7 @@ from wherefrom.attribution.apart import standing_apart
 from wherefrom.attribution.groups import chosen_columns, totals
 from wherefrom.attribution.markup import tag, text
 from wherefrom.attribution.pictures import Pictures
+from wherefrom.attribution.source import of_dataset, of_sets
 from wherefrom.attribution.style import STYLE
 from wherefrom.attribution.thumbs import encoded
 from wherefrom.attribution.top import TopK, both_ends
@@ -214,7 +215,9 @@ def test_headings_go_down_one_step_at_a_time_and_landmarks_have_names(page):
 def test_settings_and_fingerprints_are_told(tmp_path):
     denoiser = wherefrom.Denoiser(small_dit(), wherefrom.EDM())
     dataset = coloured()
-    found().report(tmp_path / "report.html", dataset, model=denoiser)
+    hits = found()
+    hits.about.update(of_dataset(dataset))
+    hits.report(tmp_path / "report.html", dataset, model=denoiser)
     page = parsed(tmp_path / "report.html")
     names = [one["text"] for one in page.all("th", scope="row")]
     rows = dict(zip(names[-6:], [one["text"] for one in page.all("td")][-6:], strict=True))
@@ -274,6 +277,18 @@ def test_elements_are_only_made_here():
         '<p title="&quot;&gt;&lt;i&gt;">&lt;b&gt;<b>&amp;</b></p>'
     )
     assert len(text("x" * 10**6)) == 400
+
+
+def test_the_pages_own_paragraphs_are_whole_and_only_peoples_texts_are_cut(tmp_path):
+    title, dataset, names = "<b>" + "x" * 1000, coloured(), ["y" * 1000, "z", "", ""]
+    found(queries=4).report(tmp_path / "r.html", dataset, title=title, names=names)
+    page = parsed(tmp_path / "r.html")
+    paragraphs = [one["text"] for one in page.all("p") if "section" in one["inside"]]
+    assert all(one[-1] in ".:" for one in paragraphs if len(one) > 100)
+    assert any(one.endswith("matter, one looks as if it did.") for one in paragraphs)
+    assert any(one.endswith("come after the hits are looked at, too.") for one in paragraphs)
+    assert len(page.all("h1")[0]["text"]) == 400
+    assert len(page.all("h3")[0]["text"]) == 400 + len("Image 1: ")
 
 
 def test_with_pictures_of_512_pixels_eight_queries_and_eight_hits_stay_under_5_mb(tmp_path):
@@ -396,6 +411,8 @@ def test_a_set_that_cannot_be_the_one_attributed_to_is_refused(tmp_path):
             WherefromError, match=r"item \d+ was found, and the data set has only 5"
         ):
             write(tmp_path / "x", coloured(5))
+    with pytest.raises(WherefromError, match="60 items were attributed to, and this one has 70"):
+        hits.report(tmp_path / "x", coloured(70))  # a mean of all 60 would stand beside 70
     with pytest.raises(WherefromError, match="3 queries and 2 were attributed"):
         hits.report(tmp_path / "x", coloured(), coloured(3))
     with pytest.raises(WherefromError, match=r"x\[None\]"):
@@ -501,11 +518,45 @@ def test_columns_that_have_groups_are_found_and_others_must_be_there():
         "url": ["1", "2", "3", "4"],
         "artist": ["p", "q", "p", "q"],
     }
-    assert chosen_columns(columns, None) == ["label", "artist"]
-    assert chosen_columns(columns, "url") == ["url"]
+    assert chosen_columns(columns, None) == [("artist",), ("label", "folder")]
+    assert chosen_columns(columns, "url") == [("url",)]
     assert chosen_columns(columns, []) == []
     with pytest.raises(WherefromError, match="no column 'painter'"):
         chosen_columns(columns, ["painter"])
+    for wrong in (3, [3], {"artist": 1}):
+        with pytest.raises(WherefromError, match="group is"):
+            chosen_columns(columns, wrong)
+
+
+def test_a_column_that_people_wrote_is_shown_where_it_divides_as_the_folders_do(tmp_path):
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        path = tmp_path / "pictures" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    dataset = wherefrom.data.folder(tmp_path / "pictures", labels=True)
+    artists = {"artist": ["Ann", "Ann", "Bob", "Bob"]}
+    hits = both_ends(torch.rand(4, 4, generator=torch.Generator().manual_seed(0)), 2)
+    hits.report(tmp_path / "r.html", dataset, metadata=artists)
+    page = parsed(tmp_path / "r.html")
+    heading = [one["text"] for one in page.all("h3")][-1]
+    assert heading == "By artist, as label and folder divide them, too"
+    assert {one["text"] for one in page.all("th", scope="row")} >= {"Ann", "Bob"}
+
+
+@pytest.mark.parametrize(
+    ("queries", "said"), [(1, "One image: its hits"), (3, "3 images: their hits"), (4, None)]
+)
+def test_of_a_few_images_counts_are_told_and_no_intervals_or_verdicts(tmp_path, queries, said):
+    found(queries=queries).report(tmp_path / "r.html", coloured())
+    page = parsed(tmp_path / "r.html")
+    cells = [one["text"] for one in page.all("td") if "section" in one["inside"]]
+    shares = [one for one in cells if " times" in one]
+    told = [one["text"] for one in page.all("p") if "section" in one["inside"]]
+    assert any("chance" in one for one in shares) == (said is None)
+    assert any(" % to " in one or " to 100" in one for one in cells) == (said is None)
+    assert bool(page.all("line", **{"class": "reach"})) == (said is None)
+    assert any("interval of 95" in one for one in told) == (said is None)
+    assert said is None or any(f"{said} cannot tell chance from more" in one for one in told)
 
 
 def test_the_page_shows_the_groups_that_are_asked_for(tmp_path):
@@ -614,7 +665,7 @@ def test_a_column_that_is_called_like_one_of_ours_is_told_from_it(tmp_path):
         ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
         ("-2+3", "'-2+3"),
         ("@SUM(A1)", "'@SUM(A1)"),
-        ("\t=1", "'\t=1"),
+        ("\t=1", "'\t'=1"),
         ("  =1", "'  =1"),
         ("\uff1d1", "'\uff1d1"),
         ("-5", "-5"),  # a number is one
@@ -622,6 +673,14 @@ def test_a_column_that_is_called_like_one_of_ours_is_told_from_it(tmp_path):
         ("a = b", "a = b"),
         ('say "hi", you', 'say "hi", you'),
         ("two\nlines", "two\nlines"),
+        ("nice;=HYPERLINK(1)", "nice;'=HYPERLINK(1)"),  # where cells are split at ;
+        ("a\t@SUM(A1)", "a\t'@SUM(A1)"),
+        ("a\n=1", "a\n'=1"),
+        ('a; "=1"', 'a;\' "=1"'),
+        ("=1;=2", "'=1;'=2"),
+        ("a;-5", "a;-5"),
+        ("a;-5+1", "a;'-5+1"),
+        ("a;b=c", "a;b=c"),
     ],
 )
 def test_no_text_in_csv_is_a_formula(tmp_path, cell, written):
@@ -631,6 +690,22 @@ def test_no_text_in_csv_is_a_formula(tmp_path, cell, written):
     assert rows[0][-1] == written
     assert {row[-2] for row in rows[1:]} == {written}
     assert len({len(row) for row in rows}) == 1
+
+
+def test_an_attribution_shows_itself_in_one_short_line():
+    first, second = (", ".join(map(str, row[:3].tolist())) for row in found().indices)
+    shown = f"<Attribution of 2 queries by TID, top 8; 0: {first}, ...; 1: {second}, ...>"
+    assert repr(found()) == shown
+    assert repr(both_ends(torch.tensor([[1.0, 2.0]]), 2)) == (
+        "<Attribution of 1 query by some method, top 2; 0: 1, 0>"
+    )
+    assert len(repr(found(queries=500))) < 200
+
+
+def test_one_image_is_not_called_each(tmp_path):
+    for queries, said in ((1, "1 generated image, beside those"), (2, "images, each beside those")):
+        found(queries=queries).report(tmp_path / "r.html", coloured())
+        assert said in parsed(tmp_path / "r.html").all("p", **{"class": "lead"})[0]["text"]
 
 
 def test_json_holds_everything_and_texts_as_they_are(tmp_path):
@@ -668,3 +743,143 @@ def test_a_sheet_takes_captions_of_any_length_and_kind(tmp_path):
 
     found().contact_sheet(tmp_path / "sheet.png", Worded(coloured()))
     assert Image.open(tmp_path / "sheet.png").size[0] < 2000
+
+
+# --- what queries are called ----------------------------------------------------------------------
+
+NAMES = ["seed-0003-star.png, star", "<b>seed-0004</b>\x1b"]
+
+
+def test_a_report_calls_each_query_by_the_name_it_is_given(tmp_path):
+    hits, dataset = found(), coloured()
+    hits.report(tmp_path / "r.html", dataset, Subset(dataset, [3, 4]), names=NAMES)
+    page = parsed(tmp_path / "r.html")
+    titles = [one["text"] for one in page.all("h3") if "article" in one["inside"]]
+    shown = ["Image 1: seed-0003-star.png, star", "Image 2: <b>seed-0004</b>\ufffd"]
+    assert titles == shown
+    contents = [one["text"] for one in page.all("a") if "nav" in one["inside"]]
+    assert all(title in one for title, one in zip(shown, contents, strict=True))
+    alts = [one["at"]["alt"] for one in page.all("img") if "article" in one["inside"]]
+    assert alts[0] == "Generated image 1: seed-0003-star.png, star"
+    assert alts[17] == "Generated image 2: <b>seed-0004</b>\ufffd"
+
+
+def test_tables_and_sheets_take_the_names_of_queries_too(tmp_path):
+    hits, dataset = found(), coloured()
+    hits.to_csv(tmp_path / "hits.csv", dataset, names=["=1+1", "two"])
+    assert [row["query_name"] for row in rows_of(tmp_path / "hits.csv")[::16]] == ["'=1+1", "two"]
+    hits.to_csv(tmp_path / "bare.csv", names=["one", "two"])
+    assert rows_of(tmp_path / "bare.csv")[0]["query_name"] == "one"
+    hits.to_json(tmp_path / "hits.json", dataset, names=["one", "two"])
+    told = json.loads((tmp_path / "hits.json").read_text())
+    assert [one["name"] for one in told["queries"]] == ["one", "two"]
+    for number, names in enumerate([["one", "two"], None]):
+        hits.contact_sheet(
+            tmp_path / f"{number}.png", dataset, Subset(dataset, [3, 4]), names=names
+        )
+    assert (tmp_path / "0.png").read_bytes() != (tmp_path / "1.png").read_bytes()
+
+
+def test_a_name_that_is_the_prompt_is_said_once_and_an_empty_one_leaves_the_number(tmp_path):
+    prompts = Pictures([Image.new("RGB", (8, 8))] * 2)
+    prompts._texts = ["a cat", "a dog"]
+    found().report(tmp_path / "r.html", coloured(), prompts, names=["a cat", ""])
+    cards = [one["text"] for one in parsed(tmp_path / "r.html").all("article")]
+    assert cards[0].startswith("Image 1: a cat")
+    assert cards[0].count("a cat") == 1
+    assert cards[1].startswith("Image 2“a dog”")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["one"], "names has 1 texts and 2 queries"),
+        ("ab", "names is 'ab'"),
+        ([1, 2], r"names is \[1, 2\]"),
+        (7, "names is 7"),
+    ],
+)
+def test_names_that_do_not_fit_the_queries_are_refused(tmp_path, names, said):
+    for write in (found().report, found().to_csv, found().to_json, found().contact_sheet):
+        with pytest.raises(WherefromError, match=said):
+            write(tmp_path / "x", coloured(), names=names)
+
+
+# --- which data they are of -----------------------------------------------------------------------
+
+
+def writers(hits):
+    return hits.report, hits.to_csv, hits.to_json, hits.contact_sheet
+
+
+def test_hits_shown_with_another_data_set_of_the_same_length_are_refused(tmp_path):
+    dataset = Noise(30).x
+    other = -dataset
+    hits = wherefrom.baselines.Pixel().fit(dataset).attribute(dataset[:2], dataset, 4)
+    for write in writers(hits):
+        write(tmp_path / "x", dataset)
+        with pytest.raises(WherefromError, match="these hits are of another data set"):
+            write(tmp_path / "x", other)
+        with pytest.raises(WherefromError, match="these hits are of another data set"):
+            write(tmp_path / "x", Pictures(other))
+
+
+def test_a_part_that_is_all_of_a_set_is_that_set_and_another_order_is_not(tmp_path):
+    dataset = coloured()
+    hits = wherefrom.baselines.Pixel().fit(dataset).attribute(Subset(dataset, [0, 1]), dataset, 4)
+    assert hits.about["data"] == [
+        {"images": 60, "fingerprint": wherefrom.data.fingerprint.data_fingerprint(dataset)}
+    ]
+    hits.to_csv(tmp_path / "x", Subset(dataset, range(60)))
+    hits.to_csv(tmp_path / "x", Subset(Subset(dataset, range(60)), list(range(60))))
+    with pytest.raises(WherefromError, match="another data set"):
+        hits.to_csv(tmp_path / "x", Subset(dataset, range(59, -1, -1)))
+
+
+def test_a_set_whose_fingerprint_nobody_knows_is_known_by_its_length_alone(tmp_path):
+    items = [torch.zeros(1, 8, 8)] * 30
+    hits = both_ends(torch.rand(1, 30), 4, about={"method": "mine"})
+    hits.to_csv(tmp_path / "x", items)
+    hits.about.update(of_sets([(30, "0123456789abcdef")]))
+    hits.to_csv(tmp_path / "x", items)
+    with pytest.raises(WherefromError, match="30 items were attributed to, and this one has 31"):
+        hits.to_csv(tmp_path / "x", [*items, items[0]])
+
+
+def test_the_settings_name_the_set_that_was_attributed_to(tmp_path):
+    hits = both_ends(torch.rand(1, 30), 4, about={"method": "mine", "proposed": {"data": 3}})
+    hits.report(tmp_path / "r.html", [torch.zeros(1, 8, 8)] * 30)
+    names = [one["text"] for one in parsed(tmp_path / "r.html").all("td")]
+    assert "was not noted" in names
+    hits.about.update(of_sets([(28, "first"), (2, "second")]))
+    hits.report(tmp_path / "r.html", [torch.zeros(1, 8, 8)] * 30)
+    page = parsed(tmp_path / "r.html")
+    heads = [one["text"] for one in page.all("th", scope="row")]
+    rows = dict(zip(heads, [one["text"] for one in page.all("td")], strict=True))
+    assert rows["fingerprint of the data set"] == "first"
+    assert rows["fingerprint of the 2 appended"] == "second"
+    assert "data" not in rows
+
+
+def test_hits_of_an_index_know_its_data_what_was_appended_and_what_was_deleted(tmp_path):
+    first, more = Noise(20).x, -Noise(4).x
+    draws = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), 2)
+    denoiser = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
+    index = wherefrom.TID(denoiser, draws).fit(first).index(first, dim=16)
+    index.search(first[:1], 3).to_csv(tmp_path / "x", first)
+    index.append(more)
+    index.delete([2])
+    hits = index.search(first[:1], 3)
+    both = ConcatDataset([first, more])
+    hits.report(tmp_path / "r.html", both)
+    lead = parsed(tmp_path / "r.html").all("p", **{"class": "lead"})[0]["text"]
+    assert "those of 23 training images" in lead
+    looked = index.search(first[:1], 3, exact=0.5, dataset=torch.cat([first, more]))
+    for one in (hits, looked):
+        one.to_csv(tmp_path / "x", torch.cat([first, more]))  # cannot be taken apart: by length
+        one.to_csv(tmp_path / "x", ConcatDataset([first, more]))
+        with pytest.raises(WherefromError, match="these hits are of another data set"):
+            one.to_csv(tmp_path / "x", ConcatDataset([first, -more]))
+        with pytest.raises(WherefromError, match="24 items were attributed to"):
+            one.to_csv(tmp_path / "x", torch.cat([first, more, more]))
+    assert "data" not in looked.about["proposed_by"]

@@ -169,7 +169,9 @@ def test_given_metadata_comes_as_columns_as_rows_and_as_files(album, tmp_path):
     ("metadata", "said"),
     [
         ({"artist": ["a"]}, "'artist' has 1 values for 4 items"),
-        ({"artist": "abcd"}, "'artist'"),
+        ({"artist": "abcd"}, "'artist' is 'abcd'"),
+        ({"artist": None}, "'artist' is None"),
+        ({"artist": 7}, "'artist' is 7"),
         ([{"a": 1}], "1 rows for 4 items"),
         (7, "metadata is int"),
         ("nowhere.csv", "no metadata file nowhere.csv"),
@@ -200,6 +202,8 @@ def test_a_name_that_several_pictures_have_and_a_second_row_are_refused(album, t
     [
         (torch.zeros(4, 8, 8), r"item 0 has shape \(4, 8, 8\)"),
         (torch.zeros(64), r"item 0 has shape \(64,\)"),
+        (torch.zeros(3, 0, 8), "item 0 is a picture of 8 x 0 pixels"),
+        (Image.new("RGB", (0, 8)), "item 0 is a picture of 0 x 8 pixels"),
         (torch.full((3, 8, 8), 255.0), "numbers from 255 to 255"),
         (torch.full((3, 8, 8), torch.nan), "numbers from nan"),
         (torch.zeros(3, 8, 8, dtype=torch.uint8), "uint8"),
@@ -216,7 +220,7 @@ def test_a_generated_image_may_overshoot_and_another_range_may_not():
     with pytest.raises(WherefromError, match=r"1\.7"):
         Pictures([x]).image(0)
     assert Pictures([x], generated=True).image(0).getpixel((0, 0)) == 255
-    with pytest.raises(WherefromError, match="255"):
+    with pytest.raises(WherefromError, match="query 0 has numbers from 255"):
         Pictures([torch.full((1, 8, 8), 255.0)], generated=True).image(0)
 
 

@@ -74,7 +74,8 @@ def test_attribution_is_both_ends_of_a_full_sort():
     assert torch.equal(hits.scores, best[:, :6])
     assert torch.equal(hits.least_indices, order.flip(1)[:, :6])
     assert torch.equal(hits.least_scores, best.flip(1)[:, :6])
-    assert hits.about == {
+    assert [one["images"] for one in hits.about["data"]] == [40]
+    assert {name: one for name, one in hits.about.items() if name != "data"} == {
         "method": "Encoder",
         "encoder": "projection",
         "conditional": False,

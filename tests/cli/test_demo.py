@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import wherefrom
+from forks import killed
 from wherefrom.artefacts.artefact import Artefact
 from wherefrom.cli import demo as cli_demo
 from wherefrom.cli import main
@@ -91,7 +90,8 @@ def test_what_is_said_is_what_happened(demo: Demo) -> None:
     about = json.loads((demo.out / "demo.json").read_text())
     said = " ".join(demo.said.split())
     artist, count = next(iter(about["artists_of_the_found"].items()))
-    assert f"stamp {about['image'] + 1} leads to one artist" in said
+    assert f"{about['file']} leads to one artist" in said
+    assert (demo.out / "generated" / about["file"]).is_file()
     assert f"{count} are by {artist}" in said
     for name in ("without_found", "without_others"):
         differed = about["difference"][name][about["image"]]
@@ -179,21 +179,14 @@ def test_an_error_is_one_sentence_and_no_traceback(
     assert "Traceback" not in said
 
 
-def test_ctrl_c_is_answered_with_the_way_to_go_on(tmp_path: Path) -> None:
-    code = (
-        "from wherefrom.artefacts.pace import Pace; Pace.seconds = 0.5\n"
-        "from wherefrom.cli import main; main()"
+def test_ctrl_c_is_answered_with_the_way_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["wherefrom", "demo", "--out", str(tmp_path / "out")])
+    status, said = killed(
+        main, lambda: list(tmp_path.glob("out/training-*/training/*.json")), signal.SIGINT
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "out")],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not list(tmp_path.glob("out/training-*/training/*.json")) and child.poll() is None:
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == 130
+    assert status == 130
     last = said.strip().splitlines()[-1]
     assert last == "wherefrom: interrupted; run the same command again to go on from here"
     (kept,) = tmp_path.glob("out/training-*/training")

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_runs import asked, begun, refused, started
+from test_runs import asked, begun, command, refused
 
+from forks import Fork
 from tiny_runs import pictures, small_preset
 
 PLAN = ("--calibrate", "0", "--json")
@@ -69,15 +70,15 @@ def test_a_page_needs_something_to_search_in(run: Path) -> None:
 
 
 def test_the_page_is_there_until_it_is_interrupted(run: Path) -> None:
-    with started("serve", run, "--port", 0, "--quiet") as served:
-        assert served.stderr is not None
-        try:
-            said = next(line for line in served.stderr if "http://" in line)
-            address = re.search(r"http://\S+/", said)
-            assert address is not None
-            with urllib.request.urlopen(address[0] + "health", timeout=30) as answer:
-                assert answer.status == 200
-            served.send_signal(signal.SIGINT)
-            assert served.wait(30) == 0
-        finally:
-            served.kill()
+    served = Fork(lambda: command("serve", run, "--port", 0, "--quiet"))
+    try:
+        served.wait_for(lambda: re.search(r"http://\S+/\S*\s", served.said()))
+        address = re.search(r"http://\S+/", served.said())
+        assert address is not None
+        with urllib.request.urlopen(address[0] + "health", timeout=30) as answer:
+            assert answer.status == 200
+        status, said = served.end(signal.SIGINT)
+        assert status == 0, said
+    finally:
+        if served.poll() is None:
+            served.end(signal.SIGKILL)

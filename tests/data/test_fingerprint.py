@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import wherefrom
 from helpers import Doubled, Noise
-from wherefrom.data import Images, cached, folder, huggingface
+from wherefrom.data import Images, cached, contents, folder, huggingface
 from wherefrom.data import fingerprint as module
 from wherefrom.data.fingerprint import data_fingerprint
 from wherefrom.errors import WherefromError
@@ -242,6 +243,67 @@ def test_any_file_that_changes_makes_another_data_set(pictures, write_image) -> 
     assert data_fingerprint(folder(pictures, size=6)) != before
 
 
+def test_pictures_exchanged_for_others_of_the_same_length_and_time_are_others(pictures) -> None:
+    one, other = pictures / "1" / "33.png", pictures / "1" / "35.png"
+    length = max(one.stat().st_size, other.stat().st_size)
+    for path in (one, other):
+        path.write_bytes(path.read_bytes().ljust(length, b"\0"))
+        os.utime(path, ns=(1, 1))
+    before = data_fingerprint(folder(pictures, size=6))
+    held = one.read_bytes(), other.read_bytes()
+    for path, content in zip((other, one), held, strict=True):
+        path.write_bytes(content)
+        os.utime(path, ns=(1, 1))
+    assert data_fingerprint(folder(pictures, size=6)) != before
+
+
+def test_pictures_that_were_touched_or_copied_are_the_same(pictures, tmp_path) -> None:
+    before = data_fingerprint(folder(pictures, size=6))
+    for path in pictures.rglob("*.png"):
+        os.utime(path, ns=(5, 5))
+    assert data_fingerprint(folder(pictures, size=6)) == before
+    shutil.copytree(pictures, tmp_path / "copy", copy_function=shutil.copyfile)
+    assert data_fingerprint(folder(tmp_path / "copy", size=6)) == before
+
+
+def test_files_are_read_once_and_looked_at_later(pictures, monkeypatch) -> None:
+    dataset = folder(pictures, size=6)
+    before = data_fingerprint(dataset)
+    read = []
+    original = contents._digest_of
+    monkeypatch.setattr(contents, "_digest_of", lambda *a: read.append(a[0]) or original(*a))
+    assert data_fingerprint(dataset) == before
+    assert read == []
+    os.utime(dataset.paths[3], ns=(5, 5))
+    assert data_fingerprint(dataset) == before
+    assert read == [dataset.paths[3]]
+
+
+def test_large_sets_are_known_by_times_and_by_parts_of_some_files(pictures, monkeypatch) -> None:
+    monkeypatch.setattr(contents, "_WHOLE", 1000)
+    monkeypatch.setattr(contents, "_SOME", 10)
+    monkeypatch.setattr(contents, "_PART", 16)
+    for path in pictures.rglob("*.png"):
+        os.utime(path, ns=(5, 5))
+    paths = folder(pictures, size=6).paths
+    before = data_fingerprint(folder(pictures, size=6))
+    assert data_fingerprint(folder(pictures, size=6)) == before
+
+    def damaged(path):  # one byte in the middle, of the same length and time
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(5, 5))
+
+    damaged(paths[1])  # the second is none of ten in seventy
+    assert data_fingerprint(folder(pictures, size=6)) == before
+    os.utime(paths[1], ns=(6, 6))
+    touched = data_fingerprint(folder(pictures, size=6))
+    assert touched != before
+    damaged(paths[7])
+    assert data_fingerprint(folder(pictures, size=6)) != touched
+
+
 def test_settings_and_labels_make_another_data_set_and_another_place_does_not(pictures) -> None:
     sets = [
         folder(pictures, size=6),
@@ -250,17 +312,16 @@ def test_settings_and_labels_make_another_data_set_and_another_place_does_not(pi
         folder(pictures, size=6, labels=True),
     ]
     assert len({data_fingerprint(dataset) for dataset in sets}) == 4
+    here = data_fingerprint(sets[0])
     pictures.rename(pictures.with_name("elsewhere"))
-    moved = folder(pictures.with_name("elsewhere"), size=6)
-    assert data_fingerprint(moved) == data_fingerprint(folder(moved.root, size=6))
+    assert data_fingerprint(folder(pictures.with_name("elsewhere"), size=6)) == here
 
 
 def test_a_cache_is_its_source_and_one_of_other_files_is_refused(pictures, tmp_path) -> None:
     dataset = folder(pictures, size=6, labels=True)
     kept = cached(dataset, tmp_path / "cache")
     assert data_fingerprint(kept) == data_fingerprint(dataset)
-    path = pictures / "1" / "33.png"
-    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+    (pictures / "1" / "33.png").write_bytes((pictures / "1" / "35.png").read_bytes())
     with pytest.raises(WherefromError, match="files was"):
         cached(folder(pictures, size=6), tmp_path / "cache")
 

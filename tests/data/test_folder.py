@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from wherefrom.artefacts.files import check_readable
 from wherefrom.data import cached, folder
 from wherefrom.data.items import Viewed
 from wherefrom.errors import WherefromError
@@ -244,7 +245,7 @@ def test_links_that_lead_round_are_followed_once(tmp_path, write_image):
     (tmp_path / "one/over").symlink_to(tmp_path / "two")
     (tmp_path / "two/back").symlink_to(tmp_path / "one")
     found = [path.relative_to(tmp_path).as_posix() for path in folder(tmp_path).paths]
-    assert found == ["one/a.png", "one/over/b.png", "two/b.png", "two/back/a.png"]
+    assert found == ["one/a.png", "two/b.png"]
 
 
 def test_a_link_to_itself_is_named_when_it_is_read(tmp_path, write_image):
@@ -304,3 +305,52 @@ def test_labels_and_sizes_of_other_types_are_refused(tmp_path, write_image):
         folder(tmp_path, labels="no")  # type: ignore[arg-type]
     with pytest.raises(WherefromError, match=r"size must be a whole number, not 4\.5"):
         folder(tmp_path, size=4.5)  # type: ignore[arg-type]
+
+
+def test_pictures_of_formats_that_are_not_read_are_counted_by_their_suffix(tmp_path, write_image):
+    write_image(tmp_path / "a.png")
+    for name in ("b.avif", "c/d.HEIC", "c/e.heic", "notes.txt", ".hidden.avif"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"left out \(1 \.avif, 2 \.heic\)"):
+        assert len(folder(tmp_path)) == 1
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(WherefromError, match=r"holds no images .*, only 1 \.avif, 2 \.heic"):
+        folder(tmp_path)
+
+
+def test_a_folder_that_links_lead_to_again_is_visited_once(tmp_path, write_image):
+    for name in ("a/one.png", "b/two.png", "b/deep/three.png"):
+        write_image(tmp_path / name)
+    for number in range(12):  # each round would find the others again
+        (tmp_path / f"b/loop{number}").symlink_to(tmp_path)
+        (tmp_path / f"a/{number}").symlink_to(tmp_path / "b")
+    (tmp_path / "A-link").symlink_to(tmp_path / "b/deep")  # its own name comes before a link's
+    found = [path.relative_to(tmp_path).as_posix() for path in folder(tmp_path).paths]
+    assert found == ["a/one.png", "b/deep/three.png", "b/two.png"]
+
+
+def test_of_two_links_to_a_folder_elsewhere_the_first_by_name_counts(tmp_path, write_image):
+    write_image(tmp_path / "elsewhere/a.png")
+    (tmp_path / "pictures").mkdir()
+    for name in ("z", "m", "k"):
+        (tmp_path / "pictures" / name).symlink_to(tmp_path / "elsewhere")
+    assert folder(tmp_path / "pictures", labels=True).classes == ["k"]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, write_image):
+    write_image(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    dataset = folder(tmp_path)
+    dataset.fingerprint()
+    with pytest.raises(WherefromError, match=r"b\.png is a pipe or a device"):
+        dataset[1]
+    with pytest.raises(WherefromError, match=r"b\.png is a pipe or a device"):
+        check_readable(tmp_path / "b.png")
+
+
+@pytest.mark.parametrize("size", [10**10, (8, 10**10)])
+def test_a_size_that_no_memory_holds_is_refused_in_a_sentence(tmp_path, write_image, size):
+    write_image(tmp_path / "a.png")
+    with pytest.raises(WherefromError, match="size must be at most 16384, not 10000000000"):
+        folder(tmp_path, size=size)

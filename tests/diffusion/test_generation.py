@@ -54,7 +54,7 @@ def trained(process: wherefrom.Process) -> wherefrom.Denoiser:
     )
     return wherefrom.Denoiser(
         wherefrom.train(
-            network, process, wherefrom.data.digits(), 320, 64, 3e-3, ema=0.98, decay=160
+            network, process, wherefrom.data.digits(), 320, 40, 3e-3, ema=0.98, decay=160
         ),
         process,
     )

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +9,8 @@ import torch
 from torch import nn
 
 import wherefrom
-from helpers import Noise, small_dit, stirred
+from forks import killed
+from helpers import Noise, kept, small_dit, stirred
 from wherefrom.diffusion.run import Settings
 from wherefrom.diffusion.together import train_together
 
@@ -75,40 +70,21 @@ def test_the_network_given_stays_as_it_is() -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_networks(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        """
-        import sys, time; sys.path[:0] = ["tests"]
-        import torch, wherefrom
-        from helpers import Noise, small_dit
-        from wherefrom.artefacts.pace import Pace
-        from wherefrom.diffusion.run import Settings
-        from wherefrom.diffusion.together import train_together
-        Pace.seconds = Pace.times = 0.0
-        found = train_together(small_dit(), wherefrom.EDM(), Noise(40), [None, torch.arange(30)],
-                               Settings(steps=40, batch_size=8, lr=1e-3), sys.argv[1])
-        torch.save([network.state_dict() for network in found], sys.argv[2])
-        """
-    )
-    root = Path(__file__).parents[2]
-
-    def start(folder: Path, result: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-c", script, folder, result], cwd=root, stderr=subprocess.DEVNULL
+    def trained(folder: Path | None) -> list[nn.Module]:
+        return train_together(
+            small_dit(),
+            wherefrom.EDM(),
+            Noise(40),
+            [None, torch.arange(30)],
+            Settings(steps=20, batch_size=8, lr=1e-3),
+            folder,
         )
 
-    assert start(tmp_path / "whole", tmp_path / "whole.pt").wait() == 0
-    first = start(tmp_path / "killed", tmp_path / "never.pt")
-    while not (tmp_path / "killed" / "artefact.json").exists():
-        time.sleep(0.01)
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    assert not (tmp_path / "never.pt").exists()
-    assert start(tmp_path / "killed", tmp_path / "resumed.pt").wait() == 0
-    whole, resumed = (
-        torch.load(tmp_path / name, weights_only=True) for name in ("whole.pt", "resumed.pt")
-    )
-    for mine, theirs in zip(whole, resumed, strict=True):
-        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    killed(lambda: trained(tmp_path), lambda: kept(tmp_path).get("step", 0) >= 3)
+    assert 3 <= kept(tmp_path)["step"] < 20
+    for mine, theirs in zip(trained(tmp_path), trained(None), strict=True):
+        states = mine.state_dict(), theirs.state_dict()
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def test_what_cannot_be_trained_together_is_refused() -> None:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import torch
 from torch import nn
 
 import wherefrom
+from forks import killed
 from helpers import Noise, contents, kept, small_dit, stirred
 from wherefrom.artefacts import files
 from wherefrom.artefacts.artefact import Artefact
@@ -299,65 +296,32 @@ def test_a_finished_run_is_returned_at_once(tmp_path, weights_equal):
     assert not seen
 
 
-SCRIPT = """
-    import sys
-    sys.path.insert(0, {tests!r})
-    import torch
-    from helpers import Noise, small_dit, stirred
-    import wherefrom
-    from wherefrom.artefacts.pace import Pace
-    Pace.seconds = Pace.times = 0.0
-    print("ready", flush=True)
-    wherefrom.train(stirred(small_dit()), wherefrom.EDM(), Noise(), steps=200, batch_size=8,
-                    lr=1e-3, ema=0.9, flip=True, augment=0.3, store={store!r})
-"""
+LONG = {"steps": 120, "batch_size": 8, "lr": 1e-3, "ema": 0.9, "flip": True, "augment": 0.3}
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
-    script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parents[1]), store=str(folder))
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    return child
+def long_run(folder: Path | None) -> nn.Module:
+    return wherefrom.train(stirred(small_dit()), wherefrom.EDM(), Noise(), store=folder, **LONG)
 
 
 def step_on_disk(folder: Path) -> int:
     return int(kept(folder).get("step", 0))
 
 
-def wait_for_step(folder: Path, step: int, child: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while step_on_disk(folder) < step and child.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_run_killed_three_times_ends_with_the_same_weights(tmp_path, weights_equal):
-    for goal in (20, 80, 140):
-        child = started(tmp_path)
-        wait_for_step(tmp_path, goal, child)
-        child.kill()
-        child.communicate()
-        assert goal <= step_on_disk(tmp_path) < 200
-    settings = {"steps": 200, "batch_size": 8, "lr": 1e-3, "ema": 0.9, "flip": True, "augment": 0.3}
-    resumed = wherefrom.train(
-        stirred(small_dit()), wherefrom.EDM(), Noise(), store=tmp_path, **settings
-    )
-    straight = wherefrom.train(stirred(small_dit()), wherefrom.EDM(), Noise(), **settings)
-    assert weights_equal(resumed, straight)
+def test_a_run_killed_twice_ends_with_the_same_weights(tmp_path, weights_equal):
+    for goal in (20, 60):
+        killed(lambda: long_run(tmp_path), lambda goal=goal: step_on_disk(tmp_path) >= goal)
+        assert goal <= step_on_disk(tmp_path) < 120
+    assert weights_equal(long_run(tmp_path), long_run(None))
     assert not list(tmp_path.glob(".*.part")), "what killed writers left behind is swept up"
 
 
 def test_ctrl_c_leaves_a_store_to_go_on_from(tmp_path):
-    child = started(tmp_path)
-    wait_for_step(tmp_path, 10, child)
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode != 0
-    assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert 10 <= step_on_disk(tmp_path) < 200
+    status, said = killed(
+        lambda: long_run(tmp_path), lambda: step_on_disk(tmp_path) >= 10, signal.SIGINT
+    )
+    assert status != 0
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    assert 10 <= step_on_disk(tmp_path) < 120
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

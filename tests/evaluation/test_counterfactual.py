@@ -6,13 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +17,7 @@ from counting import Counted
 from torch import Tensor
 
 import wherefrom
+from forks import killed
 from helpers import Noise, small_dit
 from wherefrom.artefacts.artefact import there
 from wherefrom.artefacts.identity import fingerprint
@@ -417,23 +412,6 @@ def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
 
 # --- interruption and bad input -------------------------------------------------------------------
 
-SCRIPT = textwrap.dedent(
-    """
-    import os, sys; sys.path[:0] = ["tests", "tests/evaluation"]
-    import torch._dynamo  # which the first optimiser imports otherwise, in every run
-    from test_counterfactual import METHODS, setup
-    from wherefrom.evaluation import counterfactual
-
-    for folder in sys.stdin:  # a run in each, by a process of its own
-        run = os.fork()
-        if not run:
-            counterfactual(setup(), METHODS, folder.strip(), queries=3, controls=2)
-            os._exit(0)
-        print(run, flush=True)
-        os.waitpid(run, 0)
-        print("over", flush=True)
-    """
-)
 STAGES: dict[str, Callable[[Path], bool]] = {
     "model": lambda folder: there(folder / "seed-0/model"),
     "queries": lambda folder: there(folder / "seed-0/queries"),
@@ -449,41 +427,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return counterfactual(setup(), METHODS, tmp_path_factory.mktemp("whole"), queries=3, controls=2)
 
 
-@pytest.fixture(scope="module")
-def runs() -> Iterator[Callable[[Path, Callable[[Path], bool]], None]]:
-    """Starts a run in a folder and kills it at a moment; the imports are made once for all runs."""
-    starter = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    said, told = starter.stdout, starter.stdin
-    assert said is not None
-    assert told is not None
-
-    def killed(folder: Path, moment: Callable[[Path], bool]) -> None:
-        print(folder, file=told, flush=True)
-        process, deadline = int(said.readline()), time.monotonic() + 30
-        while not moment(folder) and time.monotonic() < deadline:
-            time.sleep(0.002)
-        os.kill(process, signal.SIGKILL)
-        assert said.readline() == "over\n"
-        assert not (folder / "results.csv").exists()  # it was killed before it was done
-
-    yield killed
-    starter.communicate()
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_that_is_killed_after_any_stage_goes_on_to_the_same_table(
-    stage: str, whole: Results, runs: Callable[..., None], tmp_path: Path
+    stage: str, whole: Results, tmp_path: Path
 ) -> None:
-    runs(tmp_path, STAGES[stage])
-    resumed = counterfactual(setup(), METHODS, tmp_path, queries=3, controls=2)
-    assert resumed.rows == whole.rows
+    def run() -> Results:
+        return counterfactual(setup(), METHODS, tmp_path, queries=3, controls=2)
+
+    killed(run, lambda: STAGES[stage](tmp_path))
+    assert not (tmp_path / "results.csv").exists()  # it was killed before it was done
+    assert run().rows == whole.rows
 
 
 def test_a_removal_that_leaves_less_than_a_batch_is_refused_by_name(tmp_path: Path) -> None:

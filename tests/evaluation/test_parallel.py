@@ -10,12 +10,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+import torch._dynamo  # which the first optimiser imports otherwise, in every process
 from tiny_experiment import read_by_no_child, tiny
 
 import wherefrom
@@ -32,26 +32,16 @@ EXPERIMENT = tiny(
     changes={"steps": 6, "warmup": 1, "batch_size": 16, "lr": 5e-3, "ema": 0.5},
     unlearning={"lr": 1e-4, "batch": 8, "max_steps": 1, "bound": 1.0},
 )
-IMPORTED = ["torch._dynamo", "sklearn.datasets", "wherefrom.evaluation.parallel"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:query . is not unlearned")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    """What `quickly` starts ends here."""
-    multiprocessing.set_forkserver_preload(IMPORTED)
-    yield
-    multiprocessing.set_forkserver_preload(["__main__"])
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
-
-
 @contextmanager
 def quickly() -> Iterator[None]:
-    """Inside, processes are forked from one that has imported everything: spawning, as the
+    """Inside, processes are forked from this one, which has imported everything: spawning, as the
     evaluation does, imports it anew in each, which takes seconds.
     """
-    forking = multiprocessing.get_context("forkserver")
+    forking = multiprocessing.get_context("fork")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel.multiprocessing, "get_context", lambda method: forking)
         yield

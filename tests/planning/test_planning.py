@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -487,6 +488,74 @@ def test_a_plan_that_takes_too_long_says_what_would_not(passes) -> None:
     assert small(denoiser, **asked).seconds <= 1.1 * whole.seconds / 2
     nothing = small(denoiser, seconds=1e-9, **asked)
     assert "lower several" in nothing.advice[0]
+
+
+def test_a_method_needs_its_own_stages_and_no_others() -> None:
+    whole = usual()
+    taken = {stage.name: stage.seconds or 0.0 for stage in whole.stages}
+    first = taken["train"] + taken["fit"]
+    assert whole.totals == pytest.approx(
+        {
+            "index": first + taken["index"] + taken["search the index"],
+            "tid": first + taken["attribute"],
+            "tide": first + taken["distill"] + taken["bank"] + taken["search the bank"],
+        }
+    )
+    chosen = replace(whole, method="tid")
+    assert chosen.seconds == whole.totals["tid"]
+    totals = [line for line in str(chosen).split("\n") if ": train + fit + " in line]
+    assert [line.split()[0] for line in totals] == ["tid", "index", "tide"]
+    known = replace(chosen, done=("train", "fit"))
+    assert known.seconds == taken["attribute"]
+
+
+def test_the_time_is_that_of_the_method_without_what_is_done(passes) -> None:
+    denoiser = plain()
+    asked: dict[str, Any] = {"calibrate": 60.0, "clock": passes(denoiser.network)}
+    whole = small(denoiser, **asked)
+    enough = 1.2 * whole.totals["tid"]
+    assert enough < whole.seconds
+    assert small(denoiser, seconds=enough, **asked).fits is False  # everything takes longer
+    assert small(denoiser, seconds=enough, method="tid", **asked).fits is True
+    less = 1.2 * whole["attribute"].seconds
+    assert less < whole.totals["tid"]
+    assert small(denoiser, seconds=less, method="tid", **asked).fits is False
+    assert small(denoiser, seconds=less, method="tid", done=["fit"], **asked).fits is True
+
+
+def test_what_another_method_lacks_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = small(dim=2048, calibrate=0)["index"].disk - 1
+    monkeypatch.setattr(planner, "_disk", lambda folder: room)
+    assert small(dim=2048, calibrate=0, method="index").fits is False
+    assert small(dim=2048, calibrate=0, method="tid").fits is True
+    assert small(plain(), calibrate=0, method="tide").fits is False  # there can be no student
+
+
+def test_without_times_it_is_not_known_whether_the_time_is_enough() -> None:
+    planned = small(calibrate=0, seconds=600)
+    assert planned.fits is None
+    assert json.loads(planned.to_json())["fits"] is None
+    assert "nothing was timed: whether it takes 10.0 min is not known" in str(planned)
+    assert small(calibrate=0, seconds=float("inf")).fits is True  # any time will do
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"method": "best"}, "method is 'best'"),
+        ({"done": ["fitting"]}, "done has 'fitting'; the stages are fit, attribute"),
+        ({"seconds": float("nan")}, "seconds must be"),
+    ],
+)
+def test_a_method_or_a_stage_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(wherefrom.errors.WherefromError, match=said):
+        small(calibrate=0, **wrong)
+
+
+def test_a_small_network_has_more_than_no_parameters() -> None:
+    count = sum(one.numel() for one in model().network.parameters())
+    assert count < 100_000
+    assert f", {count:,} parameters, " in small(calibrate=0).model
 
 
 # --- what is shown --------------------------------------------------------------------------------

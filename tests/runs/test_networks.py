@@ -29,14 +29,14 @@ def named(weights: str, **others: object) -> ModelTable:
 def test_safetensors_and_plain_checkpoints_give_the_same_weights(
     place: Path, weights_equal
 ) -> None:
-    one = made_network(named("net.safetensors"), place)
+    one = made_network(named("net.safetensors"), place).made
     for other in (named("net.pt"), named("nested.pt", entry="ema")):
-        assert weights_equal(one, made_network(other, place))
+        assert weights_equal(one, made_network(other, place).made)
     assert not one.training
 
 
 def test_a_factory_may_give_a_denoiser_and_takes_arguments(place: Path) -> None:
-    made = made_network(named("net.pt", factory="net.py:wrapped"), place)
+    made = made_network(named("net.pt", factory="net.py:wrapped"), place).made
     assert isinstance(made, wherefrom.Denoiser)
     with pytest.raises(wherefrom.WherefromError, match=r"first.weight is \(8, 1, 3, 3\) there"):
         made_network(named("net.pt", arguments={"width": 4}), place)

@@ -243,7 +243,7 @@ def test_a_stage_that_failed_goes_on_and_says_so(
         with pytest.raises(KeyboardInterrupt):
             told(run)
     assert "index" in Run.open(run, "cpu").info()["missing"]
-    assert told(run)[0] == "indexing 20 images, from where it was interrupted"
+    assert told(run)[0] == "indexing 20 images, of which nothing was kept yet"
     assert Run.open(run, "cpu").info()["missing"] == []
 
 

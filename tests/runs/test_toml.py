@@ -10,7 +10,7 @@ import pytest
 
 import wherefrom
 from wherefrom.runs.settings import TABLES, tables_of
-from wherefrom.runs.toml import line_of, read_settings, write_settings, written
+from wherefrom.runs.toml import line_of, read_settings, written
 
 GOOD = """\
 [model]
@@ -90,7 +90,7 @@ def test_what_is_no_toml_is_said_with_its_line(tmp_path: Path) -> None:
     ids=["preset", "pipeline", "factory"],
 )
 def test_what_is_written_is_read_again(tmp_path: Path, given) -> None:
-    write_settings(tmp_path / "run.toml", given)
+    (tmp_path / "run.toml").write_text(written(given))
     assert read_settings(tmp_path / "run.toml") == tables_of(given)
 
 

@@ -70,3 +70,25 @@ def test_what_was_trained_before_counts_as_trained(run: Run, tmp_path: Path) -> 
     assert stages[0] == "training"
     assert "retraining" in stages
     assert "training" not in run.info()["missing"]
+
+
+def test_no_retraining_is_instead_of_another(run: Run) -> None:
+    run.without([0])
+    run.without([1])
+    again = [one for one in run.info()["stages"] if one["stage"] == "retraining"]
+    assert len(again) >= 2
+    assert all(one["of_these_settings"] and one["last_used"] for one in again)
+
+
+def test_what_was_made_of_another_network_is_not_done(run: Run) -> None:
+    run.fit()
+    assert run.info()["missing"] == ["index"]
+    path = run.folder / "run.toml"
+    text = path.read_text()
+    path.write_text(text.replace("steps = 4", "steps = 5"))
+    other = Run.open(run.folder, "cpu")
+    assert other.info()["missing"] == ["training", "curvature", "index"]
+    other.train()
+    assert other.info()["missing"] == ["curvature", "index"]
+    path.write_text(text)
+    assert run.info()["missing"] == ["index"]

@@ -20,7 +20,7 @@ import wherefrom
 from helpers import Noise
 from projections import Images, Projection
 from wherefrom.running.threads import threads
-from wherefrom.search import pieces
+from wherefrom.search import segments
 from wherefrom.search import store as search
 from wherefrom.search.approximate import Approximate
 from wherefrom.search.quantiser import Quantiser
@@ -173,7 +173,7 @@ def test_however_often_a_bank_grows_there_are_few_segments(small_shards, tmp_pat
 
 def test_segments_are_no_larger_than_they_may_be_and_find_the_same(bank, monkeypatch):
     one = bank.approximate(**SETTINGS).search(QUERIES, 20)
-    monkeypatch.setattr(pieces, "_SEGMENT", 100)
+    monkeypatch.setattr(segments, "_SEGMENT", 100)
     index = bank.approximate(**SETTINGS)
     assert [len(segment) for segment in index._segments] == [80, 80, 80, 80]
     assert torch.equal(index.search(QUERIES, 20).indices, one.indices)

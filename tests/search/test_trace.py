@@ -107,6 +107,7 @@ def test_without_alignment_the_hits_are_the_mean_over_the_steps(bank: wherefrom.
 def test_every_attribution_says_what_it_is_of(bank: wherefrom.Bank) -> None:
     denoiser, about = bank.student.denoiser, bank.student.about
     assert about["method"] == "TIDE"
+    about |= {"data": [{"images": 30, "fingerprint": bank.store.data}]}
     every = list(range(6))
     assert bank.search(START, 2).about == {**about, "searched_draws": every}
     assert bank.search(START, 2, draws=2).about == {**about, "searched_draws": [0, 5]}

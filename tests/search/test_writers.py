@@ -5,11 +5,7 @@ no id is given twice, and whoever searches meanwhile finds the right items.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -19,6 +15,7 @@ import pytest
 import torch
 
 import wherefrom
+from forks import Fork
 from helpers import Noise
 from projections import DIM, Images, M, Projection
 from wherefrom.artefacts.artefact import Artefact
@@ -78,33 +75,23 @@ def check(bank: Bank, given: dict[int, list[int]]) -> None:
     assert torch.equal(bank.search(whole[bank.ids], top_k=1).indices[:, 0], bank.ids)
 
 
-PROCESS = """
-    import json, sys, time
-    from pathlib import Path
-    sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
-    from test_writers import DIM, M, Bank, Projection, images, search, write
-    search._SHARD = 9 * M * DIM * 2
-    bank = Bank.open({folder!r}, Projection(pause={pause}))
-    Path({folder!r}, "ready-{number}").touch()
-    while not Path({folder!r}, "go").exists():
-        time.sleep(0.001)
-    print(json.dumps(write(bank, {number})))
-"""
+def started(folder: Path, number: int, pause: float = 0.001) -> Fork:
+    """A process that writes once a file `go` is there, and leaves word of what it was given."""
+
+    def work() -> None:
+        bank = Bank.open(folder, Projection(pause=pause))
+        (folder / f"ready-{number}").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.001)
+        given = json.dumps(write(bank, number))
+        (folder / f"given-{number}").write_text(given)
+
+    return Fork(work)
 
 
-def started(folder: Path, number: int, pause: float = 0.001) -> subprocess.Popen[str]:
-    """A process that writes once a file `go` is there."""
-    told = {"tests": str(Path(__file__).parent), "folder": str(folder), "number": number}
-    script = textwrap.dedent(PROCESS).format(**told, pause=pause)
-    return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-
-
-def wait_for(folder: Path, pattern: str, *children: subprocess.Popen[str]) -> None:
-    while len(list(folder.glob(pattern))) < max(1, len(children)):
-        assert all(one.poll() is None for one in children)
-        time.sleep(0.002)
+def wait_for(folder: Path, pattern: str, *forks: Fork) -> None:
+    for one in forks:
+        one.wait_for(lambda: len(list(folder.glob(pattern))) >= len(forks))
 
 
 def test_two_processes_that_append_and_delete_lose_nothing(folder: Path) -> None:
@@ -113,10 +100,11 @@ def test_two_processes_that_append_and_delete_lose_nothing(folder: Path) -> None
     wait_for(folder, "ready-*", *children)
     (folder / "go").touch()
     given = {}
-    for one in children:
-        said, _ = one.communicate(timeout=60)
-        assert one.returncode == 0
-        given |= {int(seed): ids for seed, ids in json.loads(said).items()}
+    for number, one in enumerate(children):
+        status, said = one.end()
+        assert status == 0, said
+        told = json.loads((folder / f"given-{number}").read_text())
+        given |= {int(seed): ids for seed, ids in told.items()}
     check(opened(folder), given)
     assert len(stale) == BEGAN, "a bank is as it was opened until it writes itself"
     given |= write(stale, 2)
@@ -151,8 +139,7 @@ def test_a_writer_that_is_killed_while_it_appends_leaves_the_bank_to_the_others(
     wait_for(folder, ".shard-*.draft", victim)
     given = {7: bank.append(images(7)).tolist()}
     assert list(folder.glob(".shard-*.draft")), "what a living writer has not committed stays"
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.communicate()
+    assert victim.end(signal.SIGKILL)[0] == -signal.SIGKILL
     bank.delete([7, given[7][3]])
     assert not list(folder.glob(".*")), "what a dead one left does not"
     check(bank, given)

@@ -19,6 +19,7 @@ import wherefrom
 from helpers import Noise, small_dit, stirred
 from wherefrom.attribution.pictures import Pictures
 from wherefrom.runs.bench import Bench, plain_bench
+from wherefrom.runs.kept import save_picture
 from wherefrom.serve import app
 from wherefrom.tide.embedder import Embedder
 
@@ -81,6 +82,19 @@ def as_file(image: Image.Image, kind: str = "PNG", **how: Any) -> bytes:
     out = io.BytesIO()
     image.save(out, kind, **how)
     return out.getvalue()
+
+
+def marked(image: Image.Image, folder: Path, **said: Any) -> bytes:
+    """A picture as `wherefrom generate` writes it."""
+    save_picture(folder / "generated.png", image, said)
+    return (folder / "generated.png").read_bytes()
+
+
+def settled(page: TestClient, query: str, **asked: Any) -> dict[str, Any]:
+    """What a case that is settled ends with."""
+    begun = page.post(f"/api/queries/{query}/settle", json=asked)
+    assert begun.status_code == 202, begun.text
+    return list(events(page, begun.json()["events"]))[-1]
 
 
 def searched(page: TestClient, run: Bench, item: int = 3, **asked: Any) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def test_any_json(asked: tuple[TestClient, str, Bench], body: Any) -> None:
     for path in ("generate", "enter", f"queries/{query}/ranking", f"queries/{query}/settle"):
         headers = {"content-type": "application/json"}
         fine(page.post(f"/api/{path}", content=content, headers=headers))
+    fine(page.get(f"/api/queries/{query}/report", params={"left_out": content}))
 
 
 @FEW

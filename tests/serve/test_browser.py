@@ -1,15 +1,16 @@
 """Claims about the page as a person meets it, each in a browser: every flow, by mouse and by
 keyboard, wide and narrow, light and dark.
 
-With WHEREFROM_SCREENSHOTS=folder the page of a trained model is photographed there (some minutes).
+With WHEREFROM_SCREENSHOTS=folder the page of the demo's run is photographed there (some minutes).
 """
 
 from __future__ import annotations
 
 import base64
-import json
+import dataclasses
 import os
 import random
+import re
 import shutil
 import threading
 import time
@@ -20,10 +21,11 @@ from typing import Any
 
 import pytest
 import uvicorn
-from small_page import HOSTILE, as_file, bench, png
+from small_page import ARTISTS, HOSTILE, as_file, bench, marked, png
 
-import wherefrom
-from wherefrom.runs.bench import Bench, plain_bench
+from wherefrom.cli.demo import run_demo
+from wherefrom.runs.bench import Bench
+from wherefrom.runs.run import Run
 from wherefrom.serve import app
 
 _SAID = "the page is not looked at: this needs playwright and Chromium"
@@ -276,6 +278,146 @@ def test_what_is_refused_is_said_and_the_page_goes_on(visit: Visit, address: str
     expect(page.locator("#problem")).to_be_hidden()
 
 
+def give(page: Page, content: bytes, name: str = "a.png") -> None:
+    page.locator("#file").set_input_files(
+        {"name": name, "mimeType": "image/png", "buffer": content}
+    )
+
+
+@pytest.fixture(scope="module")
+def classed() -> Bench:
+    return bench(classes=3)
+
+
+def test_an_image_s_class_is_asked_for_in_place_and_what_is_answered_holds(
+    visit: Visit, classed: Bench, tmp_path: Path
+) -> None:
+    with served(classed, tmp_path / "gallery") as address:
+        page = visit(address)
+        expect(page.locator("#run-name")).to_have_text("small")
+        give(page, png(classed), "three.png")
+        panel = page.get_by_role("form", name="Which class has “three.png”?")
+        expect(panel).to_be_visible()
+        expect(page.locator("#problem")).to_contain_text("Say which class this image has: class 0")
+        expect(page.locator("#past button")).to_have_count(0)
+        page.locator("#unsaid-class").select_option("class 0")  # the one that was preselected
+        expect(page.locator("#asked-cond")).to_have_text("class “class 0”")
+        expect(panel).to_be_hidden()
+        expect(page.locator("#problem")).to_be_hidden()
+        item = classed.query(classed.pictures.image(3), "class 0")
+        assert shown(page) == classed.collection.search([item], top_k=12).indices[0].tolist()
+        page.locator("#class").select_option("class 1")
+        give(page, png(classed), "again.png")
+        expect(page.locator("#asked-said")).to_have_text("again.png")
+        expect(page.locator("#asked-cond")).to_have_text("class “class 1”")
+        said = marked(classed.pictures.image(3), tmp_path, seed=1, cond=2)
+        give(page, said, "said.png")
+        expect(page.locator("#asked-cond")).to_have_text("class “class 2”")
+        expect(page.locator("#notes")).to_contain_text("which is taken, not what was chosen")
+        listed = page.locator("#past li").first
+        expect(listed).to_contain_text("said.png")
+        expect(listed).to_contain_text("class “class 2”")
+
+
+def test_a_caption_that_nobody_typed_is_asked_for_and_enter_sends_the_file(
+    visit: Visit, run: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a network of captions as far as the page knows: the words themselves go nowhere
+    worded = dataclasses.replace(run, prompts=True)
+    plain = run.space.query
+    monkeypatch.setattr(run.space, "query", lambda image, _: plain(image, None))
+    with served(worded, tmp_path) as address:
+        page = visit(address)
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator("#problem")).to_contain_text("Say which caption to generate")
+        give(page, png(run), "three.png")
+        expect(page.locator("#unsaid")).to_be_visible()
+        page.keyboard.press("Enter")  # nothing was typed
+        expect(page.locator("#unsaid")).to_be_visible()
+        page.keyboard.type("a dog")
+        page.keyboard.press("Enter")
+        expect(page.locator("#asked-cond")).to_have_text("caption “a dog”")
+        expect(page.get_by_label("Caption", exact=True)).to_have_value("a dog")
+        give(page, png(run), "another.png")
+        expect(page.locator("#asked-said")).to_have_text("another.png")
+        page.get_by_label("Caption", exact=True).fill("")
+        give(page, png(run), "last.png")
+        expect(page.locator("#unsaid")).to_be_visible()
+        page.get_by_role("button", name="Never mind").click()
+        expect(page.locator("#unsaid")).to_be_hidden()
+        expect(page.locator("#asked-said")).to_have_text("another.png")
+
+
+def test_what_is_left_after_a_group_is_gone_is_settled_and_reported(
+    visit: Visit, address: str, run: Bench
+) -> None:
+    page = visit(address)
+    asked(page, 4)
+    page.get_by_role("button", name="Settle it: exact TID on the best 24").click()
+    expect(page.locator("#found-said")).to_contain_text("the best 24 settled by exact TID")
+    expect(page.locator("#settle")).to_be_hidden()
+    cards(page).first.locator(".open").click()
+    page.get_by_role("switch").nth(1).click()
+    page.keyboard.press("Escape")
+    expect(page.locator("#unsettled")).to_contain_text("of the best 24 that are left")
+    page.get_by_role("button", name="more of the best 24").click()
+    expect(page.locator("#found-said")).to_contain_text("the best 24 settled by exact TID")
+    expect(page.locator("#unsettled")).to_be_hidden()
+    artist = page.locator("#chips button").get_attribute("title")
+    item = run.sample(4)
+    order = run.collection.search(item, top_k=40).indices[0].tolist()
+    left = [one for one in order if f"artist “{ARTISTS[one]}”" != artist][:24]
+    exact = run.tid.scores(item, run.dataset)[0]
+    assert shown(page) == sorted(left, key=lambda one: -float(exact[one]))[:12]
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download the report").click()
+    assert download.value.suggested_filename.startswith("small-seed-4-without-artist-")
+    assert download.value.suggested_filename.endswith("-exact.html")
+    assert f"without {artist}</title>" in Path(download.value.path()).read_text()
+
+
+def test_what_is_refused_leaves_the_page_as_it_was(visit: Visit, address: str) -> None:
+    page = visit(address)
+    asked(page)
+    cards(page).first.hover()
+    cards(page).first.locator(".out").click()
+    expect(page.locator("#found-said")).to_contain_text("39 of 40")
+    before = shown(page)
+    give(page, b"no image")
+    expect(page.locator("#problem")).to_contain_text("This is no PNG")
+    expect(page.locator("#live")).to_contain_text("This is no PNG")
+    expect(page.locator("#working")).to_be_hidden()
+    assert shown(page) == before
+    for part in ("#image", "#then", "#steps", "#left-out", "#report"):
+        expect(page.locator(part)).to_be_visible()
+    expect(page.locator("#asked-said")).to_have_text("seed 3")
+
+
+def test_cards_say_the_end_of_a_name_its_words_its_artist_and_sd_and_dots_are_dots(
+    visit: Visit, run: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.pictures, "name", lambda item: f"artist_of_many/picture_{item:05d}.png")
+    with served(run, tmp_path) as address:
+        for width in (1280, 390):
+            page = visit(address, width)
+            item = asked(page)[1]
+            card = cards(page).nth(1)
+            tail = card.locator(".name .cut > :last-child")
+            expect(tail).to_have_text(f"re_{item:05d}.png")
+            box, outer = tail.bounding_box(), card.bounding_box()
+            assert box is not None
+            assert outer is not None
+            assert box["x"] + box["width"] <= outer["x"] + outer["width"] + 1
+            assert box["width"] > 20
+            expect(card.locator(".column")).to_contain_text(ARTISTS[item][-12:])
+            odd = next(one for one in shown(page) if one % 2)
+            expect(page.locator(f"[data-id='{odd}'] .caption")).to_contain_text(f"digit {odd}")
+            expect(page.locator(f"[data-id='{odd}'] .caption")).to_be_visible()
+            expect(card.locator(".score")).to_have_text(re.compile(r"^[+\u2212]\d+\.\d sd$"))
+            for picture in ("#image", f"[data-id='{item}'] img"):
+                expect(page.locator(picture)).to_have_css("image-rendering", "pixelated")
+
+
 def test_the_token_comes_with_the_link_or_is_asked_for(
     visit: Visit, run: Bench, tmp_path: Path
 ) -> None:
@@ -351,8 +493,7 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_wide_and_narrow_light_and_dark_it_is_read_well(
     visit: Visit, address: str, width: int, scheme: str
 ) -> None:
@@ -388,29 +529,15 @@ def test_wide_and_narrow_light_and_dark_it_is_read_well(
 
 @pytest.mark.skipif(SCREENSHOTS is None, reason="WHEREFROM_SCREENSHOTS names no folder")
 def test_screenshots_for_the_docs(visit: Visit, tmp_path: Path) -> None:
+    """Of the demo's run, which is made there first unless it lies there."""
     folder = Path(SCREENSHOTS or "")
-    digits, settings = wherefrom.data.digits(), wherefrom.preset("digits")
-    network = settings.train(digits, store=folder / ".model")
-    denoiser = wherefrom.Denoiser(network, settings.network().process)
-    draws = wherefrom.Draws(denoiser.process, (1, 8, 8), count=8)
-    tid = wherefrom.TID(denoiser, draws).fit(digits, samples=600, store=folder / ".tid")
-    size: Any = {"batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128}
-    tide = wherefrom.TIDE.distill(tid, digits, 12, store=folder / ".tide", **size)
-    labels = [str(int(label)) for _, label in wherefrom.data.digits(labels=True)]  # type: ignore[misc]
-    run = plain_bench(
-        denoiser,
-        digits,
-        draws,
-        name="digits",
-        metadata={"label": labels},
-        collection=tide.index(digits),
-        tid=tid,
-        steps=18,
-    )
+    run_demo(folder / "wherefrom-demo", 0)
+    run = Run.open(folder / "wherefrom-demo", device="cpu").bench()
     with served(run, tmp_path) as address:
         for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
             page = visit(address, width, scheme, reduced_motion="reduce")
-            for seed in (5, 2, 7) if (width, scheme) == (1280, "light") else (7,):
+            page.locator("#class").select_option("star")
+            for seed in (1, 9, 4) if (width, scheme) == (1280, "light") else (4,):
                 asked(page, seed)
             page.wait_for_load_state("networkidle")
             name = "page" if (width, scheme) == (1280, "light") else f"page-{width}-{scheme}"
@@ -419,4 +546,3 @@ def test_screenshots_for_the_docs(visit: Visit, tmp_path: Path) -> None:
             expect(page.locator("#item-nearest li")).to_have_count(12)
             page.wait_for_load_state("networkidle")
             page.screenshot(path=folder / f"{name}-source.png")
-    (folder / "page.json").write_text(json.dumps({"model": "digits", "draws": 8}) + "\n")

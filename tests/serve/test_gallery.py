@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import torch
 from small_page import bench, client, events, generated, searched
 
 import wherefrom
+from forks import Fork
 from wherefrom.runs.bench import Bench
 from wherefrom.serve.gallery import Gallery
 from wherefrom.serve.refused import Refused
@@ -120,7 +118,7 @@ def test_one_that_is_forgotten_while_it_is_settled_stays_forgotten(tmp_path: Pat
 
     gallery._write = late  # type: ignore[method-assign]
     with pytest.raises(Refused, match="forgotten while"):
-        gallery.settle(query.id, {"share": 1.0}, [])
+        gallery.settle(query.id, {"share": 1.0}, [], torch.zeros(5))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -130,39 +128,30 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(run: Bench, tmp_p
         client(run, tmp_path / "file")
 
 
-WRITER = """
-import sys, torch
-from pathlib import Path
-from wherefrom.serve.gallery import Gallery
-gallery = Gallery.open(Path(sys.argv[1]), "of")
-tensors = {"x": torch.zeros(1, 8, 8), "scores": torch.zeros(2_000_000)}
-while True:
-    query = gallery.add(tensors, title="t", kind="given", media="image/png")
-    sys.stdout.write(query.id + "\\n")
-    sys.stdout.flush()
-"""
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 def test_killed_in_the_middle_of_a_write_nothing_is_lost(tmp_path: Path) -> None:
-    said: list[str] = []
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout is not None
-    said += [writer.stdout.readline().strip() for _ in range(3)]
+    folder, said = tmp_path / "gallery", tmp_path / "said.txt"  # every id once it was given
+
+    def write() -> None:
+        gallery = Gallery.open(folder, "of")
+        tensors = {"x": torch.zeros(1, 8, 8), "scores": torch.zeros(2_000_000)}
+        with said.open("w") as file:
+            while True:
+                query = gallery.add(tensors, title="t", kind="given", media="image/png")
+                file.write(query.id + "\n")
+                file.flush()
+
+    fork = Fork(write)
+    fork.wait_for(lambda: said.exists() and said.read_text().count("\n") >= 3)
     until = time.monotonic() + 2
-    while not list(tmp_path.glob(".*.part")) and time.monotonic() < until:
+    while not list(folder.glob(".*.part")) and time.monotonic() < until:
         pass  # a write has begun
-    os.kill(writer.pid, signal.SIGKILL)
-    said += writer.stdout.read().split()
-    writer.stdout.close()
-    writer.wait()
-    gallery = Gallery.open(tmp_path, "of")
+    assert fork.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    gallery = Gallery.open(folder, "of")
     there = {one.id for one in gallery.listed()}
-    assert {one for one in said if len(one) == 16} <= there
+    assert {one for one in said.read_text().split() if len(one) == 16} <= there
     assert gallery.notes == []
-    assert list(tmp_path.glob(".*.part")) == []
+    assert list(folder.glob(".*.part")) == []
 
 
 def test_what_is_kept_is_plain(tmp_path: Path) -> None:

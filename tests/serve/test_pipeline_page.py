@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from small_page import as_file, client, events, generated
+from small_page import as_file, client, events, generated, marked
 
 import wherefrom
 from pipelines import pipeline
@@ -43,7 +43,8 @@ def test_a_pipeline_is_watched_and_settled_and_reported(run: Bench, tmp_path: Pa
         assert told[-1]["kind"] == "done", told[-1]
         assert sum(event["kind"] == "step" for event in told) == 3
         query = told[-1]["result"]
-        assert (query["title"], len(query["ranking"]["sources"])) == ("a red dog, seed 3", 6)
+        assert (query["title"], len(query["ranking"]["sources"])) == ("seed 3", 6)
+        assert query["condition"] == "caption “a red dog”"
         assert query["ranking"]["sources"][0]["caption"].startswith("picture <b>")
         address = f"/api/queries/{query['id']}"
         settled = page.post(f"{address}/settle", json={}).json()
@@ -54,5 +55,27 @@ def test_a_pipeline_is_watched_and_settled_and_reported(run: Bench, tmp_path: Pa
         given = page.post("/api/search", params={"cond": "a dog"}, content=content)
         assert given.status_code == 200, given.text
         refused = page.post("/api/search", content=content)
-        assert refused.status_code == 422
-        assert "prompt" in refused.json()["detail"]
+        assert refused.status_code == 428
+        assert refused.json()["detail"].startswith("say which caption this image has")
+        assert page.post("/api/generate", json={"seed": 1}).status_code == 428
+        empty = page.post("/api/search", params={"cond": ""}, content=content).json()
+        assert empty["condition"] == "an empty caption"  # whoever says so means it
+
+
+def test_the_caption_that_a_file_says_is_taken_and_what_cannot_be_one_is_asked_for(
+    run: Bench, tmp_path: Path
+) -> None:
+    picture = Image.new("RGB", (16, 16), (9, 90, 200))
+    with client(run, tmp_path / "page") as page:
+        content = marked(picture, tmp_path, cond="a blue dog")
+        found = page.post("/api/search", content=content).json()
+        assert found["condition"] == "caption “a blue dog”"
+        asked = {"cond": "a blue dog"}
+        same = page.post("/api/search", params=asked, content=as_file(picture)).json()
+        assert found["ranking"] == same["ranking"]
+        for strange in (3, "x" * 2001, "\ud800"):
+            content = marked(picture, tmp_path, cond=strange)
+            assert page.post("/api/search", content=content).status_code == 428
+            said = page.post("/api/search", params=asked, content=content).json()
+            assert said["cond"] == "a blue dog"
+            assert "no caption of this model" in said["notes"][0]

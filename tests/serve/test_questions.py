@@ -142,7 +142,7 @@ def test_the_report_of_a_query_is_a_file_of_its_sources(
         address = f"/api/queries/{query['id']}"
         report = page.get(f"{address}/report")
         assert report.status_code == 200
-        assert report.headers["content-disposition"].startswith('attachment; filename="wherefrom-')
+        assert 'filename="small-seed-6.html"' in report.headers["content-disposition"]
         assert report.text.lstrip().lower().startswith("<!doctype html>")
         assert "small: seed 6" in report.text
         assert "<script>window.hurt" not in report.text
@@ -174,12 +174,11 @@ def test_a_class_is_asked_for_by_name_and_an_unknown_one_is_refused(tmp_path: Pa
         query = generated(page, 3, cond="class 2")[-1]["result"]
         hits = run.collection.search([(run.sample(3, "class 2")[0], torch.tensor(2))], top_k=12)
         assert ids(query["ranking"]) == hits.indices[0].tolist()
-        assert query["title"] == "class 2, seed 3"
+        assert (query["title"], query["condition"]) == ("seed 3", "class “class 2”")
         settled = page.post(f"/api/queries/{query['id']}/settle", json={}).json()
         assert list(events(page, settled["events"]))[-1]["kind"] == "done"
         assert "no class" in generated(page, 3, cond="class 9")[-1]["detail"]
         assert searched(page, run, cond="1")["cond"] == "1"
-        assert page.post("/api/search", content=png(run)).status_code == 422
 
 
 def test_what_the_library_warns_of_is_said_with_the_query(tmp_path: Path) -> None:
@@ -306,6 +305,18 @@ def test_a_run_without_a_collection_is_refused_by_name(run: Bench, tmp_path: Pat
 
     with pytest.raises(wherefrom.WherefromError, match="small has nothing to search"):
         app(dataclasses.replace(run, collection=None), tmp_path)
+
+
+def test_a_run_whose_method_is_tid_is_told_the_way_out(run: Bench, tmp_path: Path) -> None:
+    import dataclasses
+
+    with pytest.raises(wherefrom.WherefromError) as refused:
+        app(dataclasses.replace(run, collection=None), tmp_path)
+    for words in ('its method is "tid"', "--method index", 'method = "index" in its run.toml'):
+        assert words in str(refused.value)
+    with pytest.raises(wherefrom.WherefromError) as refused:
+        app(dataclasses.replace(run, collection=None, tid=None), tmp_path)
+    assert '"tid"' not in str(refused.value)
 
 
 def test_every_question_is_described(page: TestClient) -> None:

@@ -94,7 +94,7 @@ def test_every_kind_of_image_is_read(page, kind: str, mode: str) -> None:
 def test_a_photo_of_a_telephone_is_turned_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned
-    turned, _ = upload.decoded(as_file(COLOUR, "JPEG", exif=exif, quality=95))
+    turned, *_ = upload.decoded(as_file(COLOUR, "JPEG", exif=exif, quality=95))
     expected = COLOUR.rotate(-90, expand=True)
     assert turned.size == expected.size
     assert np.abs(np.asarray(turned, int) - np.asarray(expected, int)).mean() < 4
@@ -112,14 +112,14 @@ def test_of_what_moves_the_first_frame_is_taken_and_that_is_said(page) -> None:
     for kind in ("GIF", "WEBP", "PNG"):
         how = {"save_all": True, "append_images": frames[1:]}
         content = as_file(frames[0], kind, **how)
-        image, notes = upload.decoded(content)
+        image, notes, _ = upload.decoded(content)
         assert np.asarray(image.convert("L")).max() < 8
         assert notes == ["the image is animated: this is its first frame"]
         assert page.post("/api/search", content=content).json()["notes"] == notes
 
 
 def test_what_is_transparent_lies_on_white() -> None:
-    image, _ = upload.decoded(as_file(Image.new("RGBA", (4, 4), (255, 0, 0, 0))))
+    image, *_ = upload.decoded(as_file(Image.new("RGBA", (4, 4), (255, 0, 0, 0))))
     assert np.asarray(image).min() == 255
 
 
@@ -128,7 +128,7 @@ def test_nothing_but_pixels_is_taken_along() -> None:
 
     info = PngInfo()
     info.add_text("secret", "where I live")
-    image, _ = upload.decoded(as_file(COLOUR, pnginfo=info, icc_profile=b"x" * 200))
+    image, *_ = upload.decoded(as_file(COLOUR, pnginfo=info, icc_profile=b"x" * 200))
     assert image.info == {}
     assert b"secret" not in upload.encoded(image)[0]
 

@@ -5,9 +5,6 @@ after a kill, and it refuses what it is not of.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset
 
 import wherefrom
+from forks import killed
 from helpers import Noise, contents, small_dit, stirred
 from wherefrom.search import collection
 from wherefrom.search import store as search
@@ -476,39 +474,27 @@ def test_a_sketch_of_one_number_is_refused(tid: wherefrom.TID) -> None:
         tid.index(DATA, dim=1)
 
 
-SCRIPT = """
-import sys, time
-sys.path[:0] = [{tests!r}, {here!r}]
-import torch; torch.set_num_threads(1)
-import test_index as mine
-from wherefrom.search import store
-store._SHARD = 1
-read = mine.Noise.__getitem__
-mine.Noise.__getitem__ = lambda self, index: (time.sleep(0.01), read(self, index))[1]
-mine.tid_of().index(mine.Noise(30), {folder!r}, dim=64, batch_size=2)
-"""
-
-
 def test_a_build_that_was_killed_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Slow(Noise):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.01)
+            return super().__getitem__(index)
+
     monkeypatch.setattr(search, "_SHARD", 1)  # a shard for every image
-    killed, straight, here = tmp_path / "killed", tmp_path / "straight", Path(__file__).parent
-    script = textwrap.dedent(SCRIPT).format(
-        tests=str(here.parent), here=str(here), folder=str(killed)
+    broken, straight = tmp_path / "killed", tmp_path / "straight"
+    killed(
+        lambda: tid_of().index(Slow(16), broken, dim=64, batch_size=2),
+        lambda: (broken / "shard-00002.safetensors").exists(),
     )
-    child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
-    while child.poll() is None and not (killed / "shard-00002.safetensors").exists():
-        time.sleep(0.01)
-    child.kill()
-    assert child.communicate()[1] is not None
-    listed = len(json.loads((killed / "artefact.json").read_text())["files"])
-    assert 2 <= listed < 30
+    listed = len(json.loads((broken / "artefact.json").read_text())["files"])
+    assert 2 <= listed < 16
     with pytest.raises(wherefrom.WherefromError, match=r"call tid.index\(dataset, folder\)"):
-        wherefrom.Index.open(killed, tid_of())
-    tid_of().index(Noise(30), killed, dim=64, batch_size=5)
-    tid_of().index(Noise(30), straight, dim=64, batch_size=2)
-    mine, theirs = contents(killed), contents(straight)
+        wherefrom.Index.open(broken, tid_of())
+    tid_of().index(Noise(16), broken, dim=64, batch_size=5)
+    tid_of().index(Noise(16), straight, dim=64, batch_size=2)
+    mine, theirs = contents(broken), contents(straight)
     assert {n for n in mine if n.endswith("safetensors")} == {
         n for n in theirs if n.endswith("safetensors")
     }

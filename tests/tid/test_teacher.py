@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
-import textwrap
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 import wherefrom
+from forks import killed
 from helpers import PROCESSES, Doubled, Noise, contents, kept, small_dit, stirred
 from wherefrom.artefacts import files
 from wherefrom.attribution.top import TopK
@@ -103,7 +100,7 @@ def assert_equals_reference(
     tid = wherefrom.TID(
         wherefrom.Denoiser(network, process, layers=layers), draws(process), **options
     ).fit(data, batch_size=3)
-    scores = tid.scores(queries, data, batch_size=4)
+    scores = tid.scores(queries, data, batch_size=3)
     assert scores.dtype == torch.float32
     assert truth.abs().min() > 0
     assert ((scores - truth).abs() / truth.abs()).max() < 1e-4
@@ -136,14 +133,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_scores_equal_the_reference_for_every_option(options):
-    assert_equals_reference(dit(), Noise(6), Noise(9).x[6:], **options)
+    assert_equals_reference(dit(), Noise(4), Noise(6).x[4:], **options)
 
 
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("target", ["sum", "loss"])
 def test_scores_equal_the_reference_under_every_process(name, target):
     assert_equals_reference(
-        dit(process=PROCESSES[name]), Noise(5), Noise(7).x[5:], PROCESSES[name], target=target
+        dit(process=PROCESSES[name]), Noise(4), Noise(6).x[4:], PROCESSES[name], target=target
     )
 
 
@@ -392,38 +389,15 @@ def test_a_full_disk_keeps_what_was_saved_before(tmp_path, monkeypatch):
     assert contents(tmp_path) == before
 
 
-SCRIPT = """
-    import sys
-    sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
-    import wherefrom
-    from test_teacher import dit, draws, EDM
-    from helpers import Noise
-    from wherefrom.artefacts.pace import Pace
-    Pace.seconds = Pace.times = 0.0
-    print("ready", flush=True)
-    tid = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws())
-    tid.fit(Noise(400), batch_size=2, store={store!r})
-"""
-
-
 def test_a_fit_that_was_killed_goes_on_to_the_same_numbers(tmp_path):
-    script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), store=str(tmp_path))
-    for goal in (10, 60):
-        child = subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        while child.poll() is None and kept(tmp_path).get("done", 0) < goal:
-            time.sleep(0.02)
-        child.kill()
-        child.wait()
-        assert goal <= kept(tmp_path)["done"] < 400
-    resumed = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(
-        Noise(400), batch_size=2, store=tmp_path
-    )
-    straight = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws()).fit(Noise(400), batch_size=2)
+    def fit(store: Path | None) -> wherefrom.TID:
+        tid = wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws())
+        return tid.fit(Noise(80), batch_size=2, store=store)
+
+    for goal in (10, 30):
+        killed(lambda: fit(tmp_path), lambda goal=goal: kept(tmp_path).get("done", 0) >= goal)
+        assert goal <= kept(tmp_path)["done"] < 80
+    resumed, straight = fit(tmp_path), fit(None)
     sums = resumed.curvature._moments.sums, straight.curvature._moments.sums
     assert all(torch.equal(sums[0][name], sums[1][name]) for name in sums[1])
     with pytest.raises(
@@ -431,7 +405,7 @@ def test_a_fit_that_was_killed_goes_on_to_the_same_numbers(tmp_path):
         match="another curvature: normalize was 'sample' and is now 'none'",
     ):
         wherefrom.TID(wherefrom.Denoiser(dit(), EDM), draws(), normalize="none").fit(
-            Noise(400), store=tmp_path
+            Noise(80), store=tmp_path
         )
 
 

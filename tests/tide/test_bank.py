@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import wherefrom
+from forks import killed
 from helpers import Noise
 from projections import DIM, Images, M, Projection
 from wherefrom.artefacts import draft, files
@@ -263,37 +261,24 @@ def test_a_finished_bank_is_returned_at_once(folder):
     assert bytes_of(folder) == before
 
 
-SCRIPT = """
-    import sys
-    sys.path[:0] = [{tests!r}, {tests!r} + "/.."]
-    from test_bank import BATCH, DIM, M, Bank, Noise, Projection, search
-    search._SHARD = 9 * M * DIM * 2
-    Bank.build(Projection(pause=0.02), Noise(400), {folder!r}, batch_size=BATCH)
-"""
-
-
 def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
-    killed, straight = tmp_path / "killed", tmp_path / "straight"
-    script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), folder=str(killed))
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    broken, straight = tmp_path / "killed", tmp_path / "straight"
+    killed(
+        lambda: Bank.build(Projection(pause=0.02), Noise(400), broken, batch_size=BATCH),
+        lambda: shard(broken, 7).exists(),
     )
-    while child.poll() is None and not shard(killed, 7).exists():
-        time.sleep(0.01)
-    child.kill()
-    child.wait()
-    done = written(killed)
+    done = written(broken)
     assert 7 <= done < 50
     with pytest.raises(
         wherefrom.WherefromError,
         match=rf"holds {8 * done} of 400 images.*call tide.index\(dataset, folder\)",
     ):
-        Bank.open(killed, Projection())
+        Bank.open(broken, Projection())
     student = Projection()
-    Bank.build(student, Noise(400), killed, batch_size=7)  # another batch size changes nothing
+    Bank.build(student, Noise(400), broken, batch_size=7)  # another batch size changes nothing
     assert sum(count for count, _ in student.seen) == 400 - 8 * done
     Bank.build(Projection(), Noise(400), straight, batch_size=BATCH)
-    assert bytes_of(killed) == bytes_of(straight)
+    assert bytes_of(broken) == bytes_of(straight)
 
 
 def test_an_interrupted_build_keeps_every_whole_shard(tmp_path, folder):

@@ -5,12 +5,6 @@ and the teacher's similarity.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +15,7 @@ from torch import Tensor
 
 import pipelines
 import wherefrom
+from forks import killed
 from helpers import Noise, UNet, kept, small_dit, stirred
 from wherefrom.artefacts.artefact import _checks
 from wherefrom.artefacts.pace import Pace
@@ -103,32 +98,15 @@ def test_a_store_belongs_to_one_choice(choice: dict[str, Any], tmp_path: Path) -
         distilled(tid, epochs=2, store=tmp_path, **choice)
 
 
-SCRIPT = """
-    import sys
-    sys.path[:0] = [{tests!r}, {here!r}]
-    from wherefrom.artefacts.pace import Pace
-    Pace.seconds = Pace.times = 0.0  # every look is kept
-    from test_choices import BEST, distilled, teacher
-    distilled(teacher(), epochs=8, store={store!r}, **BEST)
-"""
-
-
 def test_one_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    script = textwrap.dedent(SCRIPT).format(
-        tests=str(here.parent), here=str(here), store=str(tmp_path)
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while child.poll() is None and kept(tmp_path).get("step", 0) < 12:
-        time.sleep(0.02)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    assert 12 <= kept(tmp_path)["step"] < 48
     tid = teacher()
-    resumed = distilled(tid, epochs=8, store=tmp_path, **BEST)
-    straight = distilled(tid, epochs=8, **BEST)
+    killed(
+        lambda: distilled(tid, epochs=5, store=tmp_path, **BEST),
+        lambda: kept(tmp_path).get("step", 0) >= 12,
+    )
+    assert 12 <= kept(tmp_path)["step"] < 30
+    resumed = distilled(tid, epochs=5, store=tmp_path, **BEST)
+    straight = distilled(teacher(), epochs=5, **BEST)
     assert same(resumed, straight)
     assert resumed.history == straight.history
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +23,19 @@ from ..artefacts.lock import only_one
 from ..artefacts.pace import Pace
 from ..data.batch import check_cond_rows
 from ..data.conditions import Cond, not_finite
+from ..data.described import Described, LazyColumn
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Dataset, check_batch_size, item_shape, length, read
+from ..data.items import (
+    Batch,
+    Dataset,
+    ahead,
+    batched,
+    check_batch_size,
+    item_shape,
+    length,
+    threads_may_read,
+)
+from ..data.pictures import Again
 from ..data.sidecars import Captions, check_captions
 from ..errors import WherefromError
 from ..running.interrupt import deferred_interrupt
@@ -74,8 +84,11 @@ class Encoded:
         }
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """What each item is called: its file, below the folder that was given, or its place."""
+        source = self.source.source if isinstance(self.source, Again) else self.source
+        if isinstance(source, Described):
+            return LazyColumn(len(source), source.name_of)
         root, files = getattr(self.source, "root", None), _files(self.source)
         if files is None:
             return [str(index) for index in range(len(self))]
@@ -199,8 +212,10 @@ class _Work:
         self.batch_size = int(self.artefact.state["batch_size"])
         with self.artefact.as_it_began(), torch.no_grad(), deferred_interrupt() as stop:
             self._fill(_CONDITIONS, self._conditions, "caption", stop)
-            with _Ahead(self.source, self.batch_size) as pictures:
-                self._fill(_LATENTS, lambda places: self._latents(pictures, places), "image", stop)
+            with self._pictures() as pictures:
+                self._fill(
+                    _LATENTS, lambda places: self._latents(next(pictures)[0], places), "image", stop
+                )
             if stop():  # as the last were being kept
                 raise KeyboardInterrupt
 
@@ -274,8 +289,17 @@ class _Work:
                 )
         return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
-    def _latents(self, pictures: _Ahead, places: range) -> dict[str, Tensor]:
-        latents = self.encoder.latents(pictures.read(places))
+    def _pictures(self) -> contextlib.AbstractContextManager[Iterator[Batch]]:
+        """Those that are missing, each batch read while the one before it is encoded; by one thread
+        where that is all that their set bears.
+        """
+        left = range(sum(self.artefact.state[_LATENTS]), self.totals[_LATENTS])
+        places = batched([left], self.batch_size)
+        workers = None if threads_may_read(self.source) else 1
+        return ahead(self.source, places, item_shape(self.source, "picture"), "picture", workers)
+
+    def _latents(self, pictures: Tensor, places: range) -> dict[str, Tensor]:
+        latents = self.encoder.latents(pictures)
         if not isinstance(latents, Tensor) or not latents.ndim or len(latents) != len(places):
             shown = tuple(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
             raise WherefromError(
@@ -289,34 +313,6 @@ class _Work:
                 "in float16; load it in float32 or bfloat16"
             )
         return {_LATENTS: latents.detach().to("cpu", torch.float32)}
-
-
-class _Ahead:
-    """Batches of pictures, each of which is read while the one before it is encoded."""
-
-    def __init__(self, source: Dataset, size: int) -> None:
-        self._source, self._size = source, size
-        self._shape = item_shape(source, "picture")
-        self._pool = ThreadPoolExecutor(1)
-        self._next: tuple[range, Future[Tensor]] | None = None
-
-    def read(self, places: range) -> Tensor:
-        """The pictures at some places, [B, C, H, W]."""
-        known = self._next
-        now = known[1] if known is not None and known[0] == places else self._submit(places)
-        x = now.result()
-        after = range(places.stop, min(places.stop + self._size, len(self._source)))
-        self._next = (after, self._submit(after)) if after else None
-        return x
-
-    def _submit(self, places: range) -> Future[Tensor]:
-        return self._pool.submit(lambda: read(self._source, places, self._shape, "picture")[0])
-
-    def __enter__(self) -> _Ahead:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
@@ -356,6 +352,9 @@ def _full(parts: Sequence[Mapping[str, Tensor]]) -> bool:
 
 def _name(source: Any, index: int) -> str:
     """A picture, by the name of its file where it has one."""
+    source = source.source if isinstance(source, Again) else source
+    if isinstance(source, Described):
+        return f"picture {index} ({source.name_of(index)})"
     files = _files(source)
     file = None if files is None else files[index]
     return f"picture {index} ({file})" if isinstance(file, str | Path) else f"picture {index}"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..data.described import Described
 from ..data.hub import is_saved
 from ..data.pictures import is_hub, pictures, say_range
 from ..data.sidecars import captions_of, metadata_columns
@@ -257,6 +258,8 @@ def _names_something(images: Any, captions: str) -> bool:
     path = os.sep in captions and os.path.exists(captions)
     if is_hub(images) or path or Path(captions).suffix.lower() in _TABLES:
         return True
+    if isinstance(images, Described):
+        return captions in images.column_names()
     if not isinstance(images, str | os.PathLike):
         return False
     if is_saved(Path(images)):

@@ -165,6 +165,14 @@ class Artefact:
         draft = self._draft if draft is None else draft
         draft.write(name, tensors, {"kind": self.kind}, _checksum(tensors))
 
+    def adopt(self, name: str, other: Artefact, theirs: str, draft: Draft) -> None:
+        """Put what another artefact holds beside what is here, without writing it again."""
+        file = other._files[theirs]
+        if self.folder is None or other.folder is None:
+            draft.write(name, other.read(theirs), {"kind": self.kind}, file.checksum)
+        else:
+            draft.link(name, other.folder / file.name, file.checksum)
+
     def draft(self) -> Draft:
         """A draft for `write` and `commit`, beside those of other threads that use this handle."""
         return Draft(self.folder)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +57,18 @@ class Draft:
             if not self._parts:
                 self._release()
             raise
+        self._parts[name] = _Written(None, file, checksum)
+
+    def link(self, name: str, path: Path, checksum: int) -> None:
+        """Add a file that is whole already; it stays where it is, too."""
+        assert self._folder is not None
+        if self._lock is None:
+            self._lock = Lock.take(self._folder / f".{self._mark}.draft.lock")
+        file = f".{name}.{self._mark}.draft"
+        try:
+            os.link(path, self._folder / file)
+        except OSError:  # another file system, or one that has no links
+            shutil.copyfile(path, self._folder / file)
         self._parts[name] = _Written(None, file, checksum)
 
     def rename(self, names: Sequence[str]) -> None:

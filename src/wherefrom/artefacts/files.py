@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -108,6 +109,7 @@ def check_readable(path: str | os.PathLike[str]) -> None:
     """Refuse a file that is not there, or that may not be read: which says nothing of what
     is in it.
     """
+    check_ordinary(path)
     try:
         with open(path, "rb") as file:
             file.read(1)
@@ -115,6 +117,18 @@ def check_readable(path: str | os.PathLike[str]) -> None:
         raise WherefromError(f"there is no file {path}") from error
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def check_ordinary(path: str | os.PathLike[str]) -> None:
+    """Refuse a pipe or a device, which to open may take for ever; what is not there, or may not be
+    looked at, is for whoever opens it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise WherefromError(f"{path} is a pipe or a device, and no file: remove or replace it")
 
 
 def _unreadable(path: str | os.PathLike[str], error: OSError) -> WherefromError:

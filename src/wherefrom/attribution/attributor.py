@@ -20,6 +20,7 @@ from ..data.items import Cond, Dataset, item_shape, length, query_count, read
 from ..errors import WherefromError
 from ..running.modes import outside_inference
 from .result import Attribution
+from .source import of_dataset
 from .top import TopK
 
 # first index and scores [Q, n] of one chunk of the training set after the other
@@ -88,7 +89,7 @@ class Attributor(ABC):
         for start, scores, halves in self.halved(queries, dataset, batch_size):
             indices = torch.arange(start, start + scores.shape[1], device=scores.device)
             top.add(indices, scores, halves)
-        return top.result({**self.about, **self.outcome})
+        return top.result({**self.about, **self.outcome, **of_dataset(dataset)})
 
 
 def check_same_data(name: str, data: str, dataset: Dataset) -> None:

@@ -25,16 +25,30 @@ class Distribution:
         for some in scores.split(max(1, _ELEMENTS // max(1, len(scores))), dim=1):
             self._take(some.double())
 
+    def join(self, other: Distribution) -> None:
+        """Take all that another one has seen."""
+        if other.count:
+            self._merge(other.count, other._mean, other._squares, other.undefined)
+
     def _take(self, some: Tensor) -> None:
         mean = some.mean(1)
-        squares, undefined = ((some - mean[:, None]) ** 2).sum(1), mean.isnan()
-        before, new = self.count, some.shape[1]
+        self._merge(some.shape[1], mean, ((some - mean[:, None]) ** 2).sum(1), mean.isnan())
+
+    def _merge(self, new: int, mean: Tensor, squares: Tensor, undefined: Tensor) -> None:
+        before = self.count
         self.count = before + new
         if before:
             apart = mean - self._mean
             squares = self._squares + squares + apart**2 * (before * new / self.count)
             mean, undefined = self._mean + apart * (new / self.count), self.undefined | undefined
         self._mean, self._squares, self.undefined = mean, squares, undefined
+
+    def to_cpu(self) -> Distribution:
+        """The same, to be sent to another process."""
+        moved = Distribution()
+        moved.count, moved.undefined = self.count, self.undefined.cpu()
+        moved._mean, moved._squares = self._mean.cpu(), self._squares.cpu()
+        return moved
 
     def standardised(self, scores: Tensor) -> Tensor:
         """How many standard deviations above the mean scores [Q, k] are, float64."""

@@ -50,9 +50,9 @@ def spread_drawn(spread: Spread, marks: Sequence[float], words: str) -> Html:
     )
 
 
-def share_drawn(group: Group, top: float) -> Html:
-    """A bar as long as a group's share, its interval, and a mark at its share of the training set;
-    `top`: the share that takes the whole width, beyond which nothing is drawn.
+def share_drawn(group: Group, top: float, interval: bool) -> Html:
+    """A bar as long as a group's share, its interval where that is told, and a mark at its share of
+    the training set; `top`: the share that takes the whole width, beyond which nothing is drawn.
     """
 
     def at(share: float) -> float:
@@ -67,7 +67,7 @@ def share_drawn(group: Group, top: float) -> Html:
             y=25,
             width=at(group.share),
             height=50,
-            class_="share more" if group.verdict == "more" else "share",
+            class_="share more" if interval and group.verdict == "more" else "share",
         ),
         tag(
             "line",
@@ -78,7 +78,9 @@ def share_drawn(group: Group, top: float) -> Html:
             class_="reach",
             stroke_width=1.5,
             **line,
-        ),
+        )
+        if interval
+        else None,
         tag(
             "line",
             x1=at(group.training),

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..data.described import LazyColumn
 from ..errors import WherefromError
 
 RESAMPLES = 2000
 _SEED = 0
 _SHOWN = 12  # groups, of which the smaller ones are counted together
 _COLUMNS = 4  # that are counted where none is asked for
+_OURS = ("label", "folder")  # columns that nobody wrote
+# queries at least that an interval is told of: of n, a group with none of the hits may have 3 / n
+ENOUGH = 4
 
 
 @dataclass(frozen=True)
@@ -41,26 +45,33 @@ class Group:
 
 def chosen_columns(
     columns: Mapping[str, Sequence[str]], group: str | Sequence[str] | None
-) -> list[str]:
-    """The columns that are asked for; None: those with groups of two or more on average, each kind
-    of division once.
+) -> list[tuple[str, ...]]:
+    """The columns that are asked for; None: those with groups of two or more on average, of those
+    that need not be read for it. Columns that divide alike come together, one that people wrote
+    before the label and the folder.
     """
     if group is not None:
-        asked = [group] if isinstance(group, str) else list(group)
+        asked = [group] if isinstance(group, str) else group
+        if not isinstance(asked, Sequence) or not all(isinstance(name, str) for name in asked):
+            raise WherefromError(
+                f"group is {group!r:.60}: give the name of a column, or a list of names"
+            )
         for name in asked:
             if name not in columns:
                 raise WherefromError(
                     f"there is no column {name!r} to group by, only {list(columns)}: give it with "
                     "metadata={name: values}"
                 )
-        return asked
-    found: dict[tuple[int, ...], str] = {}
-    for name, values in columns.items():
+        return [(name,) for name in asked]
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, values in sorted(columns.items(), key=lambda column: column[0] in _OURS):
+        if isinstance(values, LazyColumn):
+            continue
         numbers: dict[str, int] = {}
         division = tuple(numbers.setdefault(value, len(numbers)) for value in values)
         if 2 <= len(numbers) <= len(values) // 2:
-            found.setdefault(division, name)
-    return list(found.values())[:_COLUMNS]
+            found.setdefault(division, []).append(name)
+    return [tuple(names) for names in found.values()][:_COLUMNS]
 
 
 def totals(values: Sequence[str], hits: Tensor) -> list[Group]:

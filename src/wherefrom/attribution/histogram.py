@@ -45,15 +45,33 @@ class Histogram:
             low, high = torch.minimum(low, self._low), torch.maximum(high, self._high)
             infinite |= self._infinite
         exponent = _exponent(low, high)
-        first = _bin(low, exponent)
-        counts = self._counts_in(some, first, exponent)
-        if len(self._counts):  # those before, in bins as wide as they are now
-            bins = _bin(self._low, self._exponent)[:, None] + torch.arange(BINS)
-            bins = _shifted(bins, exponent - self._exponent) - first[:, None]
-            # the last of the old bins may be empty ones beyond the new range
-            counts.scatter_add_(1, bins.clamp(0, BINS - 1), self._counts)
+        counts = self._counts_in(some, _bin(low, exponent), exponent)
+        if len(self._counts):
+            self._add_widened(counts, low, exponent)
         self._low, self._high, self._exponent = low, high, exponent
         self._counts, self._infinite = counts, infinite
+
+    def join(self, other: Histogram) -> None:
+        """Take all that another one has seen."""
+        both = [one for one in (self, other) if len(one._counts)]
+        if not both:
+            return
+        low = torch.stack([one._low for one in both]).amin(0)
+        high = torch.stack([one._high for one in both]).amax(0)
+        exponent = _exponent(low, high)
+        counts = torch.zeros_like(both[0]._counts)
+        for one in both:
+            one._add_widened(counts, low, exponent)
+        infinite = torch.stack([one._infinite for one in both]).any(0)
+        self._low, self._high, self._exponent = low, high, exponent
+        self._counts, self._infinite = counts, infinite
+
+    def _add_widened(self, counts: Tensor, low: Tensor, exponent: Tensor) -> None:
+        """Add what was seen to counts [Q, 64] of bins as wide as they are now, from low on."""
+        bins = _bin(self._low, self._exponent)[:, None] + torch.arange(BINS)
+        bins = _shifted(bins, exponent - self._exponent) - _bin(low, exponent)[:, None]
+        # the last of the old bins may be empty ones beyond the new range
+        counts.scatter_add_(1, bins.clamp(0, BINS - 1), self._counts)
 
     def _counts_in(self, some: Tensor, first: Tensor, exponent: Tensor) -> Tensor:
         """Of scores [Q, n], how many are in each of the bins from the first on: [Q, 64]."""

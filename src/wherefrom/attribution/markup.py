@@ -33,6 +33,11 @@ def text(value: object) -> Html:
     return Html(html.escape(cut, quote=True))
 
 
+def own(words: str) -> Html:
+    """A text of this program's own, escaped and whole however long it is."""
+    return Html(html.escape(words, quote=True))
+
+
 def _visible(letter: str) -> bool:
     """Whether a letter is one: no control, no half of a pair, no sign that turns a line round."""
     kind = unicodedata.category(letter)

@@ -12,11 +12,12 @@ from typing import Any
 
 from ..artefacts.files import save_bytes
 from ..artefacts.identity import fingerprint
-from ..data.fingerprint import known_fingerprint
 from ..errors import WherefromError, need
-from .drawn import share_drawn, spread_drawn
-from .groups import RESAMPLES, Group, chosen_columns, totals
-from .markup import Html, tag
+from .drawn import spread_drawn
+from .grouped import groups_section
+from .groups import chosen_columns
+from .markup import Html, own, tag
+from .source import sets_of, without_sets
 from .style import STYLE
 from .thumbs import data_uri
 from .told import Hit, Spread, Told
@@ -45,7 +46,7 @@ class Page:
         if told.pictures is None:
             raise WherefromError("a report shows training images: give the data set")
         self.told, self.pictures, self.title = told, told.pictures, title
-        self.columns = chosen_columns(self.pictures.columns, group)
+        self.divisions = chosen_columns(self.pictures.columns, group)
         self.model = _model(model)
         self._made: dict[tuple[int, int], Html] = {}  # by index and side
         shown = len(told) * (2 * told.top_k + 3)
@@ -83,9 +84,9 @@ class Page:
 
     def _header(self) -> Html:
         told, method = self.told, self.told.ends.about.get("method", "attribution")
-        images = "image" if len(told) == 1 else "images"
+        images = "image," if len(told) == 1 else "images, each"
         lead = (
-            f"{len(told)} generated {images}, each beside those of {len(self.pictures):,} training "
+            f"{len(told)} generated {images} beside those of {self._count:,} training "
             f"images that {method} finds most and least influential."
         )
         return tag("header", tag("h1", self.title), tag("p", lead, class_="lead"))
@@ -101,8 +102,8 @@ class Page:
             *(self._card(query) for query in range(len(self.told))),
             aria_labelledby="images",
         )
-        if self.columns:
-            yield self._groups()
+        if self.divisions:
+            yield groups_section(self.told, self.divisions)
         yield self._trust()
         yield self._settings()
 
@@ -116,6 +117,7 @@ class Page:
             self._image(best.index, _GLANCE),
             tag(
                 "span",
+                tag("span", *self._title(query), class_="called") if self.told.named else None,
                 tag("strong", _standing(best), class_=found),
                 tag("span", self._verdict(query), class_="small"),
             ),
@@ -135,8 +137,10 @@ class Page:
             self._asked(query, _QUERY),
             tag(
                 "div",
-                tag("h3", f"Image {query + 1}", id=f"{name}-is"),
-                None if not prompt else tag("p", tag("bdi", f"“{prompt}”"), class_="prompt"),
+                tag("h3", *self._title(query), id=f"{name}-is"),
+                None
+                if prompt in (None, "", told.name(query))
+                else tag("p", tag("bdi", f"“{prompt}”"), class_="prompt"),
                 tag("p", self._verdict(query), class_="badge found" if apart else "badge"),
                 tag("p", self._stability(query), class_="pale"),
             ),
@@ -156,7 +160,12 @@ class Page:
     def _asked(self, query: int, side: int) -> Html:
         if self.told.queries is None:
             return tag("span", str(query + 1), class_="blank", aria_hidden="true")
-        return self._shown(self.told.queries.image(query), side, f"Generated image {query + 1}")
+        alt = f"Generated {self.told.called(query)}"
+        return self._shown(self.told.queries.image(query), side, alt)
+
+    def _title(self, query: int) -> tuple[object, ...]:
+        name = self.told.name(query)
+        return (f"Image {query + 1}", *((": ", tag("bdi", name)) if name else ()))
 
     def _image(self, index: int, side: int) -> Html:
         if (index, side) not in self._made:  # an image may be a hit of many queries
@@ -176,7 +185,7 @@ class Page:
         bar = tag("span", tag("span", style=f"width:{100 * share:.0f}%"), class_="bar")
         name, words = self.pictures.name(hit.index), self.told.words(hit.index)
         about = [f"no. {hit.index}" if name == str(hit.index) else name]
-        for column in self.columns if hit.most else ():
+        for column, *_ in self.divisions if hit.most else ():
             value = self.pictures.columns[column][hit.index]
             if value not in ("", words):
                 about.append(value if any(map(str.isalpha, value)) else f"{column} {value}")
@@ -205,9 +214,14 @@ class Page:
         return "the first hit stands apart" if apart == 1 else f"the first {apart} hits stand apart"
 
     @property
+    def _count(self) -> int:
+        """How many training images there were; some may have been deleted from an index since."""
+        return self.told.scored or len(self.pictures)
+
+    @property
     def _rest(self) -> float:
         """The share of the training images that hits are compared with."""
-        return min(0.99, 1 - self.told.top_k / len(self.pictures))
+        return min(0.99, 1 - self.told.top_k / self._count)
 
     def _says(self, query: int) -> Iterator[object]:
         spread, best = self.told.spread(query), self.told.hits(query)[0]
@@ -254,66 +268,27 @@ class Page:
 
     # --- all of them ----------------------------------------------------------------------------
 
-    def _groups(self) -> Html:
-        told = self.told
-        how = (
-            f"Of all {told.ends.indices.numel():,} hits, how many are from each group. The upright "
-            "mark is the group's share of the training set: hits drawn blindly would fall there. "
-            "The thin line is an interval of 95 %, found by drawing queries again with "
-            f"replacement, and of each its hits, {RESAMPLES:,} times from seed 0; a group with "
-            "none or all of the hits of n images gets 3 / n of room. Of twenty groups that do not "
-            "matter, one looks as if it did."
-        )
-        tables = [self._table(name) for name in self.columns]
-        return tag(
-            "section",
-            tag("h2", "Who the hits are from", id="groups"),
-            tag("p", how, class_="pale"),
-            *tables,
-            aria_labelledby="groups",
-        )
-
-    def _table(self, name: str) -> Html:
-        found = totals(self.pictures.columns[name], self.told.ends.indices)
-        top = max(max(group.high if group.hits else 0, group.training) for group in found)
-        head = [("Group", None), ("Hits", "n"), ("Drawn", None), ("Share of the hits", "n")]
-        head += [("Of the training set", "n"), ("Against its share", None)]
-        return tag(
-            "div",
-            tag("h3", "By ", tag("bdi", name)),
-            tag(
-                "div",
-                tag(
-                    "table",
-                    tag(
-                        "thead",
-                        tag("tr", *(tag("th", one, scope="col", class_=c) for one, c in head)),
-                    ),
-                    tag("tbody", *(_row(group, top) for group in found)),
-                ),
-                class_="wide",
-                tabindex=0,
-                role="region",
-                aria_label=f"Hits by {name}",
-            ),
-            class_="column",
-        )
-
     def _trust(self) -> Html:
         known = [share for share in self.told.ends.stability.tolist() if not math.isnan(share)]
         stable = STABLE.format(percent(100 * statistics.median(known))) if known else None
         return tag(
             "section",
             tag("h2", "What these scores establish, and what not", id="trust"),
-            tag("div", *(tag("p", one) for one in [*TRUST, APART, stable] if one), class_="notes"),
+            tag(
+                "div",
+                *(tag("p", own(one)) for one in [*TRUST, APART, stable] if one),
+                class_="notes",
+            ),
             aria_labelledby="trust",
         )
 
     def _settings(self) -> Html:
-        about = dict(_flat(self.told.ends.about))
-        data = known_fingerprint(self.pictures.dataset)
-        about["training images"] = f"{len(self.pictures):,}"
-        about["fingerprint of the data set"] = data or "not known: it has no fingerprint()"
+        about = dict(_flat(without_sets(self.told.ends.about)))
+        sets = sets_of(self.told.ends.about)
+        about["training images"] = f"{self._count:,}"
+        about["fingerprint of the data set"] = sets[0][1] if sets else "was not noted"
+        for images, data in sets[1:]:
+            about[f"fingerprint of the {images:,} appended"] = data
         about["fingerprint of the model"] = self.model or "not given"
         rows = [
             tag("tr", tag("th", name, scope="row"), tag("td", value))
@@ -329,27 +304,6 @@ class Page:
 
 def _drawn(spread: Spread, hits: Sequence[Hit], words: str) -> Html:
     return spread_drawn(spread, [hit.standardised for hit in hits], words)
-
-
-def _row(group: Group, top: float) -> Html:
-    called = f"{group.groups} others" if group.name is None else group.name or "(not given)"
-    times = f"{group.share / group.training:.1f} times"
-    words = {"more": "more than by chance", "fewer": "fewer than by chance"}
-    verdict = words.get(group.verdict, "may be chance")
-    return tag(
-        "tr",
-        tag("th", tag("bdi", called), scope="row"),
-        tag("td", str(group.hits), class_="n"),
-        tag("td", share_drawn(group, top), class_="draw"),
-        tag(
-            "td",
-            f"{percent(100 * group.share)} ({percent(100 * group.low)} to "
-            f"{percent(100 * group.high)})",
-            class_="n",
-        ),
-        tag("td", percent(100 * group.training), class_="n"),
-        tag("td", f"{times}, {verdict}"),
-    )
 
 
 def _are(count: int) -> str:

@@ -8,8 +8,8 @@ the picture that it was encoded from.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, Subset
 from ..adapters.encoded import Encoded
 from ..data.cache import Cached
 from ..data.decode import as_mode, upright
+from ..data.described import LazyColumn
 from ..data.items import length, several, split
 from ..data.metadata import FILE, Columns, Known, as_text, rows_by_name
 from ..data.pictures import Again, OfDataset
@@ -44,7 +45,8 @@ class Pictures:
             each item, a list with a dict for each item, or a file (.csv, .jsonl or .parquet), whose
             rows name pictures in the column file_name, or are as many as the items and in their
             order.
-        generated: whether numbers beyond [-1, 1] are cut off, as a sampler's are.
+        generated: whether these are queries: numbers beyond [-1, 1], as a sampler's may be, are
+            cut off.
     """
 
     def __init__(
@@ -70,7 +72,8 @@ class Pictures:
         """The picture as the network sees it: a PIL image, RGB or grey."""
         index = self._checked(index)
         shows, place = self._shows[self._which[index]], int(self._place[index])
-        return as_image(several(shows, [place])[0], f"item {index}", self._generated)
+        called = f"query {index}" if self._generated else f"item {index}"
+        return as_image(several(shows, [place])[0], called, self._generated)
 
     def name(self, index: int) -> str:
         """The file below its folder, or the number."""
@@ -93,15 +96,18 @@ class Pictures:
         columns of metadata beside the pictures, and those that were given.
         """
         found: Columns = {}
-        for (_, places, items), known in zip(self._sources, self._known, strict=True):
-            for name, values in known.columns.items():
-                column = found.setdefault(name, [""] * self._count)
-                for place, item in zip(places.tolist(), items.tolist(), strict=True):
-                    column[item] = values[place]
+        for name in dict.fromkeys(name for known in self._known for name in known.columns):
+            lazy = any(isinstance(known.columns.get(name), LazyColumn) for known in self._known)
+            column = LazyColumn(self._count, partial(self._cell, name))
+            found[name] = column if lazy else list(column)
         if "label" not in found and any(isinstance(text, int) for text in self._texts):
             labels = ["" if isinstance(text, str) else as_text(text) for text in self._texts]
             found = {"label": labels, **found}
         return {**found, **self._given}
+
+    def _cell(self, column: str, index: int) -> str:
+        known, place = self._known_of(index)
+        return known.columns[column][place] if column in known.columns else ""
 
     # --- where items come from ------------------------------------------------------------------
 
@@ -159,9 +165,15 @@ class Pictures:
         if isinstance(metadata, str | os.PathLike):
             return self._of_file(Path(metadata))
         if isinstance(metadata, Mapping):
+            for name, values in metadata.items():
+                if isinstance(values, str) or not isinstance(values, Iterable):
+                    raise WherefromError(
+                        f"the metadata {name!r} is {values!r:.60}: give a value for each of "
+                        f"{self._count} items"
+                    )
             columns = {str(name): list(values) for name, values in metadata.items()}
             for name, values in columns.items():
-                if len(values) != self._count or isinstance(metadata[name], str):
+                if len(values) != self._count:
                     raise WherefromError(
                         f"the metadata {name!r} has {len(values)} values for {self._count} items: "
                         "give one for each"
@@ -221,6 +233,8 @@ def as_image(item: Any, name: str, generated: bool = False) -> Any:
     """An item of a data set as a PIL image; `name`: what to call it where it is none."""
     pil: Any = need("PIL.Image", "report")
     if hasattr(item, "getbands"):  # it is one
+        if 0 in item.size:
+            raise WherefromError(f"{name} is a picture of {item.size[0]} x {item.size[1]} pixels")
         return as_mode(upright(item), 1 if item.mode in ("1", "L") else 3, name)
     x = split(item, name)[0].detach().to("cpu", torch.float32)
     if x.ndim != 3 or x.shape[0] not in (1, 3):
@@ -228,6 +242,8 @@ def as_image(item: Any, name: str, generated: bool = False) -> Any:
             f"{name} has shape {tuple(x.shape)}, which is no picture [C, H, W] of 1 or 3 channels: "
             "give the pictures that such items were made of"
         )
+    if x.numel() == 0:
+        raise WherefromError(f"{name} is a picture of {x.shape[2]} x {x.shape[1]} pixels")
     outside = float((~(x.abs() <= _EDGE)).float().mean())  # NaN is outside
     if bool(x.isnan().any()) or outside > (0.5 if generated else 0.0):
         low, high = (float(edge) for edge in x.aminmax())

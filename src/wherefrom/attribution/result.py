@@ -17,6 +17,7 @@ from .pictures import Metadata
 from .sheet import draw_sheet
 from .told import Told, save_csv, save_told
 
+_FIRST = 3  # queries, and hits of each, that are shown in brief
 _PATH = str | os.PathLike[str]
 
 
@@ -27,6 +28,16 @@ class Attribution(Ends):
     that were appended to an index come after it (torch's ConcatDataset). `Pictures` do as well.
     """
 
+    def __repr__(self) -> str:
+        method, (queries, k) = self.about.get("method", "some method"), self.indices.shape
+        rows = [
+            f"{query}: {', '.join(map(str, row[:_FIRST]))}{', ...' if k > _FIRST else ''}"
+            for query, row in enumerate(self.indices[:_FIRST].tolist())
+        ]
+        more = "; ..." if queries > _FIRST else ""
+        count = "1 query" if queries == 1 else f"{queries} queries"
+        return f"<Attribution of {count} by {method}, top {k}; {'; '.join(rows)}{more}>"
+
     def report(
         self,
         path: _PATH,
@@ -35,6 +46,7 @@ class Attribution(Ends):
         metadata: Metadata | None = None,
         group: str | Sequence[str] | None = None,
         *,
+        names: Sequence[str] | None = None,
         title: str = "Which training images made these?",
         model: Any = None,
     ) -> None:
@@ -48,29 +60,53 @@ class Attribution(Ends):
                 stand for them.
             metadata: columns that are not beside the pictures; see `Pictures`.
             group: the columns whose groups are counted; None: those that have groups.
+            names: what each query is called, a text for each: its file, prompt or class; None:
+                they are numbered.
             title: of the page.
             model: the denoiser, or the model of `from_pipeline`, whose fingerprint is noted.
         """
-        told = Told(self, dataset, queries, metadata)
+        told = Told(self, dataset, queries, metadata, names)
         Page(told, group, title, model).save(path)
 
-    def to_csv(self, path: _PATH, dataset: Any = None, metadata: Metadata | None = None) -> None:
+    def to_csv(
+        self,
+        path: _PATH,
+        dataset: Any = None,
+        metadata: Metadata | None = None,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> None:
         """Write a row for each hit as CSV in UTF-8, with the mark that spreadsheets know it by;
-        with a data set, also the names, captions and columns of its items.
+        with a data set, also the names, captions and columns of its items; with names, those of the
+        queries.
 
         A text that a spreadsheet would take for a formula begins with an apostrophe.
         """
-        save_csv(path, Told(self, dataset, None, metadata))
+        save_csv(path, Told(self, dataset, None, metadata, names))
 
-    def to_json(self, path: _PATH, dataset: Any = None, metadata: Metadata | None = None) -> None:
+    def to_json(
+        self,
+        path: _PATH,
+        dataset: Any = None,
+        metadata: Metadata | None = None,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> None:
         """Write everything as JSON; what is not known is null."""
-        save_told(path, Told(self, dataset, None, metadata))
+        save_told(path, Told(self, dataset, None, metadata, names))
 
-    def contact_sheet(self, path: _PATH, dataset: Any, queries: Any = None) -> None:
+    def contact_sheet(
+        self,
+        path: _PATH,
+        dataset: Any,
+        queries: Any = None,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> None:
         """Write a picture (PNG) with a row for each query: the query, then its most influential
         training images, each with a line of text.
         """
-        draw_sheet(path, Told(self, dataset, queries, None))
+        draw_sheet(path, Told(self, dataset, queries, None, names))
 
 
 def joined(parts: Sequence[Attribution]) -> Attribution:

@@ -44,7 +44,7 @@ def draw_sheet(path: str | os.PathLike[str], told: Told) -> None:
         left, top = _GAP, _GAP + query * row
         if told.queries is not None:
             prompt = " ".join((told.queries.caption(query) or "").split())
-            show(told.queries.image(query), left, top, [f"image {query + 1}", prompt], _ACCENT)
+            show(told.queries.image(query), left, top, [told.called(query), prompt], _ACCENT)
             left += _SIDE + _GAP + apart
         for hit in told.hits(query):
             assert told.pictures is not None

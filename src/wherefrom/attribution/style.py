@@ -33,7 +33,9 @@ text-decoration:none;color:inherit;height:100%}
 .glance .to{color:var(--pale);flex:none}
 .glance strong{display:block;font-size:1.25rem;line-height:1.2;white-space:nowrap;
 font-variant-numeric:tabular-nums}strong.found,.found strong{color:var(--hit)}
-.glance .small{display:block;font-size:.85rem;line-height:1.3}
+.glance .small{display:block;font-size:.85rem;line-height:1.3}.glance a>:last-child{min-width:0}
+.glance .called{font-size:.85rem;line-height:1.3;overflow-wrap:anywhere;display:-webkit-box;
+-webkit-box-orient:vertical;-webkit-line-clamp:3;overflow:hidden}h3{overflow-wrap:anywhere}
 .blank{display:grid;place-items:center;background:var(--quiet);color:var(--pale);border-radius:6px;
 font-weight:600}
 .card{background:var(--card);border:1px solid var(--line);border-radius:16px;padding:20px;

@@ -21,6 +21,7 @@ from ..errors import WherefromError
 from .apart import standing_apart
 from .ends import Ends
 from .pictures import Metadata, Pictures
+from .source import check_same, scored
 
 _NUMBERS = (
     "query",
@@ -33,8 +34,12 @@ _NUMBERS = (
     "stability",
 )
 _WORDS = ("name", "caption")
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four are the wide ones
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+_NAME = "query_name"
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"  # of formulas; the last four are the wide ones
+_FORMULA = re.compile(rf" *[{_SIGNS}\t\r\n]")
+_NUMBER = r"[+-]?\d+(\.\d+)?"
+# where a spreadsheet may split a text, and what is behind it begins a formula and is no number
+_BEHIND = re.compile(rf"(?<=[;\t\r\n])(?! *{_NUMBER}([;\t\r\n]|$))(?=[ \"]*[{_SIGNS}])")
 
 
 @dataclass(frozen=True)
@@ -79,17 +84,22 @@ class Told:
         dataset: its training items, or their `Pictures`; None: only numbers are told.
         queries: what it is of; None: not known.
         metadata: as `Pictures` takes it.
+        names: of the queries, a text for each; None: they are numbered.
     """
 
-    def __init__(self, ends: Ends, dataset: Any, queries: Any, metadata: Metadata | None) -> None:
+    def __init__(
+        self,
+        ends: Ends,
+        dataset: Any,
+        queries: Any = None,
+        metadata: Metadata | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.ends = ends
+        self._names = None if names is None else _checked_names(names, len(ends))
         self.pictures, self.queries = _of(dataset, metadata), _of(queries, None, generated=True)
-        highest = int(max(ends.indices.max(), ends.least_indices.max()))
-        if self.pictures is not None and highest >= len(self.pictures):
-            raise WherefromError(
-                f"item {highest} was found, and the data set has only {len(self.pictures)} items: "
-                "give the one that was attributed to, with the items that were appended to it"
-            )
+        if self.pictures is not None:
+            check_same(ends, self.pictures.dataset)
         if self.queries is not None and len(self.queries) != len(ends):
             raise WherefromError(
                 f"there are {len(self.queries)} queries and {len(ends)} were attributed: give "
@@ -102,6 +112,25 @@ class Told:
     @property
     def top_k(self) -> int:
         return self.ends.indices.shape[1]
+
+    def name(self, query: int) -> str:
+        """What a query was called; empty where that is not known."""
+        return "" if self._names is None else self._names[query]
+
+    def called(self, query: int) -> str:
+        """A query in words: its number, from 1 on, and its name."""
+        name = self.name(query)
+        return f"image {query + 1}: {name}" if name else f"image {query + 1}"
+
+    @property
+    def named(self) -> bool:
+        """Whether queries have names."""
+        return self._names is not None
+
+    @property
+    def scored(self) -> int | None:
+        """How many training items were scored; None where not all of them were."""
+        return scored(self.ends)
 
     def hits(self, query: int, most: bool = True) -> list[Hit]:
         """The hits of one query, the most or the least influential first."""
@@ -158,6 +187,18 @@ class Told:
                 yield from self.hits(query, most)
 
 
+def _checked_names(names: Sequence[str], count: int) -> list[str]:
+    given = None if isinstance(names, str) or not isinstance(names, Sequence) else list(names)
+    if given is None or not all(isinstance(name, str) for name in given):
+        raise WherefromError(f"names is {names!r:.60}: give a list with a text for each query")
+    if len(given) != count:
+        raise WherefromError(
+            f"names has {len(given)} texts and {count} queries were attributed: give one for each, "
+            "in the same order"
+        )
+    return [" ".join(name.split()) for name in given]
+
+
 def _of(given: Any, metadata: Metadata | None, generated: bool = False) -> Pictures | None:
     if given is None:
         if metadata is not None:
@@ -182,6 +223,7 @@ def save_csv(path: str | os.PathLike[str], told: Told) -> None:
     """Write a row for each hit."""
     columns = {} if told.pictures is None else told.pictures.columns
     ours = _NUMBERS if told.pictures is None else (*_NUMBERS, *_WORDS)
+    ours = (*ours, _NAME) if told.named else ours
     # a column of the same name as one of ours is told from it
     theirs = [f"{name} (metadata)" if name in ours else name for name in columns]
     text = io.StringIO(newline="")
@@ -191,6 +233,8 @@ def save_csv(path: str | os.PathLike[str], told: Told) -> None:
         side = "most" if hit.most else "least"
         row = [hit.query, side, hit.rank, hit.index, hit.score, hit.standardised, hit.percentile]
         words = [values[hit.index] for values in columns.values()]
+        if told.named:
+            words = [told.name(hit.query), *words]
         if told.pictures is not None:
             caption = told.pictures.caption(hit.index) or ""
             words = [told.pictures.name(hit.index), caption, *words]
@@ -204,10 +248,9 @@ def _cell(value: Any) -> Any:
 
 
 def _harmless(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    if text.lstrip(" ").startswith(_FORMULA) and not _NUMBER.fullmatch(text):
-        return f"'{text}"
-    return text
+    """A text that no spreadsheet takes for a formula, wherever it splits it."""
+    begins = _FORMULA.match(text) and not re.fullmatch(_NUMBER, text)
+    return ("'" if begins else "") + _BEHIND.sub("'", text)
 
 
 def save_told(path: str | os.PathLike[str], told: Told) -> None:
@@ -227,6 +270,7 @@ def _query(told: Told, query: int) -> dict[str, Any]:
     known = not math.isnan(counts[0])
     return {
         "query": query,
+        **({"name": told.name(query)} if told.named else {}),
         "stability": told.stability(query),
         "standing_apart": told.apart(query),
         "histogram": {"counts": [int(n) for n in counts], "edges": edges} if known else None,

@@ -4,6 +4,7 @@ held.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,24 +45,20 @@ class TopK:
         """Take the scores [Q, n] of training items with these indices [n], ascending and above all
         that came before; and those of two halves of the draws [2, Q, n], always or never.
         """
-        before = self._best
-        self._best = self._merged(before, scores, indices, descending=True, more=NEXT)
+        best = self._merged(self._best, scores, indices, descending=True, more=NEXT)
         self._worst = self._merged(self._worst, scores, indices, descending=False)
-        last = self._best[0][:, -1:]
-        tied = _equal(scores, last)
-        if before is not None:
-            # of scores like the last one some were cut off; of all others that are kept, none
-            kept = before[0]
-            same = kept[:, -1] == last[:, 0]
-            tied = tied + torch.where(same, self._tied, _equal(kept, last))
-        self._tied = tied
+        last = best[0][:, -1:]
+        # of scores like the last one some were cut off; of all others that are kept, none
+        known = None if self._best is None else self._tied_with(last)
+        self._best, tied = best, _equal(scores, last)
+        self._tied = tied if known is None else tied + known
         self._all.add(scores)
         self._histogram.add(scores)
         if halves is not None:
-            known: Sequence[tuple[Tensor, Tensor] | None] = self._halves or (None, None)
+            before: Sequence[tuple[Tensor, Tensor] | None] = self._halves or (None, None)
             self._halves = [
                 self._merged(kept, half, indices, descending=True)
-                for kept, half in zip(known, halves, strict=True)
+                for kept, half in zip(before, halves, strict=True)
             ]
 
     def _merged(
@@ -72,15 +69,56 @@ class TopK:
         descending: bool,
         more: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        wanted = self.top_k + more
-        columns = _first(scores, min(wanted, scores.shape[1]), descending)
-        ends, found = scores.gather(1, columns), indices[columns]
-        if kept is None:
-            return ends, found
-        # kept ones first: they have the smaller indices, and the sort is stable
-        ends, found = torch.cat([kept[0], ends], 1), torch.cat([kept[1], found], 1)
+        columns = _first(scores, min(self.top_k + more, scores.shape[1]), descending)
+        new = scores.gather(1, columns), indices[columns]
+        return new if kept is None else self._cut(kept, new, descending, more)
+
+    def _cut(
+        self,
+        kept: tuple[Tensor, Tensor],
+        new: tuple[Tensor, Tensor],
+        descending: bool,
+        more: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """The first of two ends; kept ones have the smaller indices, and the sort is stable."""
+        ends, found = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
         ends, order = ends.sort(dim=1, descending=descending, stable=True)
+        wanted = self.top_k + more
         return ends[:, :wanted], found.gather(1, order[:, :wanted])
+
+    def join(self, other: TopK) -> None:
+        """Take all that another one has seen, of items with larger indices; both on the CPU."""
+        if other._best is None:
+            return
+        if self._best is None:
+            self.__dict__.update(other.__dict__)
+            return
+        assert self._worst is not None
+        assert other._worst is not None
+        best = self._cut(self._best, other._best, descending=True, more=NEXT)
+        last = best[0][:, -1:]
+        self._tied = self._tied_with(last) + other._tied_with(last)
+        self._best = best
+        self._worst = self._cut(self._worst, other._worst, descending=False)
+        self._all.join(other._all)
+        self._histogram.join(other._histogram)
+        if self._halves is not None and other._halves is not None:
+            pairs = zip(self._halves, other._halves, strict=True)
+            self._halves = [self._cut(*pair, descending=True) for pair in pairs]
+
+    def to_cpu(self) -> TopK:
+        """The same, to be sent to another process."""
+        moved = copy.copy(self)
+        for name in ("_best", "_worst", "_halves", "_tied"):
+            setattr(moved, name, _on_cpu(getattr(self, name)))
+        moved._all = self._all.to_cpu()
+        return moved
+
+    def _tied_with(self, last: Tensor) -> Tensor:
+        """How many of the scores so far are like the last [Q, 1] of more."""
+        assert self._best is not None
+        kept = self._best[0]
+        return torch.where(kept[:, -1] == last[:, 0], self._tied, _equal(kept, last))
 
     def result(self, about: Mapping[str, Any] | None = None) -> Attribution:
         """Both ends; `about`: the method that they come from."""
@@ -141,6 +179,13 @@ class TopK:
         equal = torch.where(best == best[:, -1:], self._tied[:, None], equal)
         lower = (self.count - above - equal) + (equal - 1) / 2
         return 100 * lower.double() / (self.count - 1)
+
+
+def _on_cpu(value: Any) -> Any:
+    """Tensors, alone or in lists of them, on the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    return None if value is None else type(value)(_on_cpu(one) for one in value)
 
 
 def _equal(scores: Tensor, value: Tensor) -> Tensor:

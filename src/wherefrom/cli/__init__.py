@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from ..errors import WherefromError, need
@@ -9,6 +10,12 @@ from ..errors import WherefromError, need
 
 def main() -> None:
     """The entry point of the `wherefrom` command."""
+    if sys.stdout is None:
+        sys.exit("wherefrom: stdout is closed: send it somewhere, as to /dev/null")
+    for stream in (sys.stdout, sys.stderr):
+        # names of files may be no text, and a terminal may know few letters: that stops nothing
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         need("typer", "cli")
         need("rich", "cli")

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import WherefromError
 from . import verbs
+from .begin import init
 from .talk import one_sentence
 
 
@@ -71,7 +72,7 @@ def options(
 
 RUNS = "On a run folder"  # as the help calls these commands
 for _verb in (
-    verbs.init,
+    init,
     verbs.plan,
     verbs.train,
     verbs.generate,

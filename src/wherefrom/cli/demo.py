@@ -12,11 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from torch import Tensor
 
 from .. import __version__
@@ -35,6 +36,7 @@ from ..runs.toml import NAME
 MOTIF = "star"  # what is generated
 COUNT = 12  # images to generate
 REMOVED = 50  # training images that are found, and left out
+TOLD = 4  # generated images that the report is of
 DRAWS = 4
 SAMPLES = 400  # training images that estimate the curvature
 SAME, OTHER = 0.08, 0.15  # difference up to which a stamp is the same, from which another
@@ -43,7 +45,7 @@ SAME, OTHER = 0.08, 0.15  # difference up to which a stamp is the same, from whi
 def run_demo(out: Path, seed: int) -> None:
     """Train, generate, attribute, test what was found, write down."""
     console = Console(highlight=False, soft_wrap=True)
-    clocks = _Clock()
+    clocks, shown = _Clock(), escape(str(out))
     run = _opened(out, seed)
     dataset = stamps()
     artists = len(set(dataset.columns["artist"]))
@@ -64,7 +66,7 @@ def run_demo(out: Path, seed: int) -> None:
     with clocks.timing("attributing"):
         kept = run.attribute(paths, top_k=REMOVED)
     case = _chosen(kept.hits, dataset)
-    console.print(f"   {case.said(dataset)}")
+    console.print(f"   {case.said(dataset, paths[case.image].name)}")
 
     console.print(
         f"[bold]4. Testing[/] that: the network is trained again without these {REMOVED}, and "
@@ -84,7 +86,7 @@ def run_demo(out: Path, seed: int) -> None:
         f"   {_verdict(by_found, by_others)}"
     )
 
-    console.print(f"[bold]5. Writing[/] what was found to {out}/")
+    console.print(f"[bold]5. Writing[/] what was found to {shown}/")
     order, kin = _order(kept.hits, case)
     story(
         out / "attribution.png",
@@ -101,16 +103,19 @@ def run_demo(out: Path, seed: int) -> None:
         ],
         kin,
     )
-    kept.hits.report(
+    told = order[:TOLD]
+    _some(kept.hits, told).report(
         out / "report.html",
         run.pictures,
-        images.clamp(-1, 1),  # as they were written, and attributed
+        images[told].clamp(-1, 1),  # as they were written, and attributed
         group="artist",
+        names=[paths[place].name for place in told],
         title="Which training stamps made these?",
         model=run.subject.denoiser,
     )
     about = {
         "image": case.image,
+        "file": paths[case.image].name,
         "generated_from": {"motif": MOTIF, "seeds": list(seeds)},
         "found": case.found,
         "artists_of_the_found": case.artists,
@@ -129,13 +134,13 @@ def run_demo(out: Path, seed: int) -> None:
     console.print()
     for name, words in (
         ("attribution.png", "the story in one picture"),
-        ("report.html", f"all {COUNT} stamps, what was found for each, and totals by artist"),
+        ("report.html", f"that stamp and {TOLD - 1} more, what was found, and totals by artist"),
         ("demo.json", "the same in numbers"),
         ("generated", "the generated stamps"),
     ):
-        console.print(f"   {out / name}  {words}")
+        console.print(f"   {escape(str(out / name))}  {words}")
     console.print(f"\n   {clock(sum(clocks.seconds.values()))} in all")
-    console.print(f"   ask about more of them on a page: [bold]wherefrom serve {out}[/]")
+    console.print(f"   ask about more of them on a page: [bold]wherefrom serve {shown}[/]")
 
 
 def _opened(out: Path, seed: int) -> Run:
@@ -172,18 +177,18 @@ class _Case:
         """Whose the found ones are."""
         return ", ".join(f"{count} by {artist}" for artist, count in self.artists.items())
 
-    def said(self, dataset: Stamps) -> str:
-        """What was found, and whether it is known to be right."""
+    def said(self, dataset: Stamps, name: str) -> str:
+        """What was found for the image of this name, and whether it is known to be right."""
         artist, count = next(iter(self.artists.items()))
         drawn = dataset.columns["artist"].count(artist)
         said = (
-            f"stamp {self.image + 1} leads to one artist most of all: of the {len(self.found)} "
-            f"found for it {count} are by {artist},\n   who drew {drawn} of the {len(dataset):,}"
+            f"{name} leads to one artist most of all: of the {len(self.found)} found for it\n   "
+            f"{count} are by {artist}, who drew {drawn} of the {len(dataset):,}"
         )
         if artist != COPIED:
             return said
         return (
-            f"{said}. Those {drawn} are planted, near-copies of one stamp: {count} of the\n   "
+            f"{said}. Those {drawn} are planted, near-copies of one\n   stamp: {count} of the "
             f"{drawn} right answers were found"
         )
 
@@ -224,6 +229,12 @@ def _order(hits: Attribution, case: _Case) -> tuple[list[int], int]:
     others.sort(key=lambda place: -shared[place])
     kin = sum(2 * shared[place] > len(case.found) for place in others)
     return [case.image, *others], kin
+
+
+def _some(hits: Attribution, queries: list[int]) -> Attribution:
+    """The hits of some queries, in this order."""
+    tensors = {one.name: getattr(hits, one.name) for one in fields(hits) if one.name != "about"}
+    return replace(hits, **{name: tensor[queries] for name, tensor in tensors.items()})
 
 
 # --- in words -------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
+import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,23 +36,20 @@ def one_sentence() -> Iterator[None]:
             warnings.showwarning = _noted
             yield
     except WherefromError as error:
-        typer.echo(f"wherefrom: {error}", err=True)
+        _refuse(str(error))
         raise typer.Exit(1) from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not _out_of_memory(error):
             raise
         said = str(error).split("\n")[0]
-        typer.echo(
-            f"wherefrom: memory ran out ({said}): lower batch_size in [tid], or use --device cpu",
-            err=True,
-        )
+        _refuse(f"memory ran out ({said}): lower batch_size in [tid], or use --device cpu")
         raise typer.Exit(1) from error
     except OSError as error:
         if error.errno == errno.EPIPE:  # whoever read the output has gone
             raise
         where = f" {error.filename}" if error.filename else ""
         what = (error.strerror or str(error)).lower()
-        typer.echo(f"wherefrom: the disk cannot be used as it should{where}: {what}", err=True)
+        _refuse(f"the disk cannot be used as it should{where}: {what}")
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         typer.echo(
@@ -59,19 +58,42 @@ def one_sentence() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
+def _refuse(sentence: str) -> None:
+    typer.echo(f"wherefrom: {visible(sentence)}", err=True)
+
+
+def _out_of_memory(error: RuntimeError | MemoryError) -> bool:
     torch = sys.modules.get("torch")  # which nobody imports to say what went wrong without it
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return isinstance(error, MemoryError) or (
+        torch is not None
+        # on a CPU, torch has no exception of its own for it
+        and (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error))
+    )
+
+
+def visible(text: str) -> str:
+    """A text of whose letters none does anything to a terminal: file names and captions are other
+    people's, and may hold escapes.
+    """
+    return "".join(one if one == "\n" or _is_seen(one) else "\ufffd" for one in text)
+
+
+def _is_seen(letter: str) -> bool:
+    """Whether a letter is one: no control, no half of a pair, no sign that turns a line round."""
+    kind = unicodedata.category(letter)
+    return kind not in ("Cc", "Cs") and not (kind == "Cf" and letter not in "\u200c\u200d\ufeff")
 
 
 def _noted(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """A warning as a sentence, without the line of code that it came from."""
-    typer.echo(f"wherefrom: note: {message}", err=True)
+    typer.echo(f"wherefrom: note: {visible(str(message))}", err=True)
 
 
 def tell(sentence: str) -> None:
     """What is being done, for a person who waits."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{escape(sentence)}[/]")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[dim]{escape(visible(sentence))}[/]"
+    )
 
 
 @contextmanager
@@ -83,23 +105,38 @@ def talking(silent: bool) -> Iterator[Any]:
 
 def show(text: str) -> None:
     """A result in words."""
-    Console(highlight=False, soft_wrap=True).print(escape(text))
+    Console(highlight=False, soft_wrap=True).print(escape(visible(text)))
 
 
 def show_json(content: Any) -> None:
     """A result for a program."""
-    sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # names of files may be no text at all
+        text = json.dumps(content, indent=2)
+    # JSON lets these through, and a terminal would obey them
+    text = re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", text)
+    sys.stdout.write(f"{text}\n")
+
+
+def _cell(text: str) -> str:
+    return escape(visible(text))
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A result as a table; columns whose names end in > are flushed right."""
-    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, title_style="bold")
+    table = Table(
+        title=escape(visible(title)), title_justify="left", box=SIMPLE_HEAD, title_style="bold"
+    )
     for name in columns:
         right = name.endswith(">")
         table.add_column(
-            name.removesuffix(">"), justify="right" if right else "left", overflow="fold"
+            escape(visible(name.removesuffix(">"))),
+            justify="right" if right else "left",
+            overflow="fold",
         )
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(visible(cell)) for cell in row))
     wide = None if sys.stdout.isatty() else _WIDE
     Console(highlight=False, width=wide).print(table)

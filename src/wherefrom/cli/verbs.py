@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON to stdout.")]
 Class = Annotated[str | None, typer.Option("--class", help="Of the image: a name, or a number.")]
 Prompt = Annotated[str | None, typer.Option(help="That the image is generated from.")]
+_UNUSED = {False: "of other settings", True: "not the last that was used"}  # of these settings
 
 
 class Opened(NamedTuple):
@@ -49,111 +48,6 @@ def opened(folder: Path, device: str | None, quiet: bool) -> Iterator[Opened]:
 
 
 # --- making ---------------------------------------------------------------------------------------
-
-
-def init(
-    run: RUN,
-    preset: Annotated[str | None, typer.Option(help="A built-in network, such as digits.")] = None,
-    pipeline: Annotated[str | None, typer.Option(help="A diffusers pipeline's folder.")] = None,
-    lora: Annotated[str | None, typer.Option(help="A LoRA on top of the pipeline.")] = None,
-    factory: Annotated[str | None, typer.Option(help="file.py:function makes a network.")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Its weights: .safetensors, or what torch.save made.")
-    ] = None,
-    entry: Annotated[str | None, typer.Option(help="Of the weights' file, where it has.")] = None,
-    process: Annotated[
-        str | None, typer.Option(help="Of a factory's network: edm, ddpm, v, sample or flow.")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Or the scheduler_config.json that says it.")
-    ] = None,
-    images: Annotated[str | None, typer.Option(help="A folder of training images.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Or digits, or cifar10 with --path.")] = None,
-    path: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
-    labels: Annotated[
-        bool | None, typer.Option("--labels/--no-labels", help="Subfolders are classes.")
-    ] = None,
-    captions: Annotated[
-        str | None,
-        typer.Option(help="A metadata column, a metadata file, or one text; none: found."),
-    ] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels that a factory's net takes.")] = None,
-    channels: Annotated[int | None, typer.Option(help="1 (grey) or 3.")] = None,
-    method: Annotated[str | None, typer.Option(help="index, tid or tide.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any line of run.toml, as tid.samples=500; again for more."),
-    ] = None,
-) -> None:
-    """Make a run: a folder with a run.toml that says model, data and method. It asks for what is
-    missing.
-
-    Example: wherefrom init my-run --pipeline my-pipeline --lora my-lora --images my-pictures
-    """
-    from ..runs.beginning import begin
-
-    options: dict[str, dict[str, Any]] = {
-        "model": {"preset": preset, "pipeline": pipeline, "lora": lora, "factory": factory},
-        "process": {"kind": process, "scheduler": scheduler},
-        "data": {"images": images, "dataset": dataset, "path": path, "labels": labels},
-        "attribute": {"method": method},
-    }
-    options["model"] |= {"weights": weights, "entry": entry}
-    options["data"] |= {"captions": captions, "size": size, "channels": channels}
-    given = {
-        name: kept
-        for name, table in options.items()
-        if (kept := {key: value for key, value in table.items() if value is not None})
-    }
-    for line in set_ or ():
-        table, key, value = _set(line)
-        given.setdefault(table, {})[key] = value
-    if _person():
-        _ask(given)
-    begin(run, given)
-    show(f"{run / 'run.toml'} is written; edit it, or go on: wherefrom attribute {run} IMAGE")
-
-
-def _person() -> bool:
-    """Whether there is somebody who can be asked."""
-    return sys.stdin.isatty()
-
-
-def _set(line: str) -> tuple[str, str, Any]:
-    """A line such as tid.samples=500; a text needs no quotation marks."""
-    name, sign, text = line.partition("=")
-    table, dot, key = name.strip().partition(".")
-    if not (sign and dot and table and key):
-        raise WherefromError(f"--set {line} is not of the form table.key=value")
-    try:
-        return table, key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return table, key, text.strip()
-
-
-def _ask(given: dict[str, dict[str, Any]]) -> None:
-    """Ask a person for what no run can do without."""
-    model, data = given.setdefault("model", {}), given.setdefault("data", {})
-    kinds = ("preset", "pipeline", "factory")
-    if not set(kinds) & set(model):
-        kind = typer.prompt("The model is a preset, a diffusers pipeline or a factory", "pipeline")
-        if kind not in kinds:
-            raise WherefromError(f"a model is one of {', '.join(kinds)}, not {kind!r}")
-        words = {"preset": "Its name", "pipeline": "Its folder", "factory": "file.py:function"}
-        model[kind] = typer.prompt(words[kind])
-    if "factory" in model:
-        if "weights" not in model:
-            model["weights"] = typer.prompt("The file of its weights")
-        if not given.get("process"):
-            given["process"] = {"kind": typer.prompt("It is edm, ddpm, v, sample or flow", "edm")}
-        if "size" not in data and "dataset" not in data:
-            data["size"] = typer.prompt("Pixels that it takes", type=int)
-    if "pipeline" in model and "lora" not in model:
-        lora = typer.prompt("A LoRA on top of it (nothing: none)", "", show_default=False)
-        if lora:
-            model["lora"] = lora
-    if not {"images", "dataset"} & set(data) and model.get("preset") != "digits":
-        data["images"] = typer.prompt("The folder of training images")
 
 
 def train(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
@@ -199,10 +93,24 @@ def distill(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def _condition(class_: str | None, prompt: str | None) -> str | None:
+def _condition(run: Any, class_: str | None, prompt: str | None) -> str | None:
+    """What an image is generated from; an option that the run's model does not know is refused."""
     if class_ is not None and prompt is not None:
         raise WherefromError("an image has a class or a prompt: give --class or --prompt")
+    what = run.generates_from
+    if class_ is not None and what == "a prompt":
+        raise WherefromError(
+            f"the model of {run.folder} has no classes, it generates from a prompt: use --prompt"
+        )
+    if prompt is not None and what not in (None, "a prompt"):
+        way = "use --class" if what == "a class" else "leave --prompt out"
+        raise WherefromError(f"the model of {run.folder} takes no prompt: {way}")
     return prompt if class_ is None else class_
+
+
+def _says_none(run: Any, class_: str | None) -> bool:
+    """Whether `--class none` means that there is none; a class may be called so."""
+    return class_ == "none" and run.generates_from in (None, "nothing")
 
 
 def generate(
@@ -219,11 +127,12 @@ def generate(
 
     Example: wherefrom generate my-run --prompt "a photo of my dog" --count 4
     """
-    whole("--seed", seed, 0)
-    whole("--count", count, 1)
+    whole("--count", count, 1, 100_000)
+    whole("--seed", seed, 0, 2**63 - count)
     with opened(run, device, quiet) as here:
         made = []
-        for path in here.run.generate(range(seed, seed + count), _condition(class_, prompt)):
+        cond = _condition(here.run, class_, prompt)
+        for path in here.run.generate(range(seed, seed + count), cond):
             made.append(str(path))
             if not json_:
                 show(str(path))
@@ -255,7 +164,9 @@ def attribute(
     if top_k is not None:
         whole("--top-k", top_k, 1)
     with opened(run, device, quiet) as here:
-        kept = here.run.attribute(images, _condition(class_, prompt), method, top_k, exact)
+        marks = not _says_none(here.run, class_)
+        cond = _condition(here.run, class_, prompt) if marks else None
+        kept = here.run.attribute(images, cond, method, top_k, exact, marks)
         pictures, about = here.run.pictures, kept.hits.about
         rows, taken = kept.described(pictures), here.seconds
         if json_:
@@ -273,19 +184,20 @@ def _show_hits(row: dict[str, Any], method: str) -> None:
     title = f"{row['query']}{cond}, by {method}"
     hits = row["most_influential"]
     # a folder stands before the name already
-    known = {"rank", "index", "name", "score", "standardised", "percentile", "folder"}
-    told = [key for key in hits[0] if key not in known and any(hit[key] for hit in hits)][:3]
+    cells = [{"caption": None, **hit["columns"], "folder": None} for hit in hits]
+    cells = [{**one, "caption": hit["caption"]} for one, hit in zip(cells, hits, strict=True)]
+    told = [key for key in cells[0] if any(one[key] for one in cells)][:3]
     stands = hits[0]["standardised"] is not None
     columns = ["#>", "training image", *told, "score>", *(["above the mean>"] if stands else [])]
     lines = [
         [
             str(hit["rank"]),
             hit["name"],
-            *(str(hit[key] or "") for key in told),
+            *(str(one[key] or "") for key in told),
             f"{hit['score']:.4g}",
             *([f"{hit['standardised']:+.1f} sd"] if stands else []),
         ]
-        for hit in hits
+        for hit, one in zip(hits, cells, strict=True)
     ]
     show_table(title, columns, lines)
 
@@ -312,6 +224,11 @@ def serve(
     from ..serve import serve as serving
 
     with opened(run, device, quiet) as here:
+        if (method or here.run.settings.attribute.method) == "tid":
+            raise WherefromError(
+                "tid goes through all training images for each question, which no page waits for: "
+                "use --method index (or tide)"
+            )
         bench = here.run.bench(method)
     serving(bench, run / "page", host, port)
 
@@ -364,7 +281,7 @@ def info(run: RUN, json_: Json = False) -> None:
             clock(one["seconds"]),
             shown(one["bytes"]),
             one["folder"],
-            "" if one["last_used"] else "of other settings",
+            "" if one["last_used"] else _UNUSED[one["of_these_settings"]],
         ]
         for one in said["stages"]
     ]

@@ -12,7 +12,9 @@ from .digits import digits
 from .folder import folder
 from .hub import huggingface
 from .images import Images
+from .parquet import parquet
 from .stamps import Stamps, stamps
+from .tars import tars
 
 __all__ = [
     "Images",
@@ -25,5 +27,7 @@ __all__ = [
     "embed_captions",
     "folder",
     "huggingface",
+    "parquet",
     "stamps",
+    "tars",
 ]

@@ -74,6 +74,10 @@ class Cached(LazyImages):
     def identity(self) -> dict[str, Any]:
         return self._identity
 
+    @property
+    def thread_safe(self) -> bool:
+        return self.source.thread_safe
+
 
 def cached(dataset: LazyImages, path: str | os.PathLike[str]) -> Cached:
     """The same data set, decoded once into a folder; later calls open that folder.

@@ -18,6 +18,17 @@ from ..errors import WherefromError
 Cond = Tensor | dict[str, Tensor] | None
 
 
+def cell_cond(value: Any, cell: str) -> Tensor:
+    """The condition that a cell of a table holds; `cell`: what to call it."""
+    try:
+        cond = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WherefromError(
+            f"{cell} holds {value!r:.60}; give a number or a list of numbers"
+        ) from error
+    return cond.float() if cond.is_floating_point() else cond.long()
+
+
 def stack_conds(
     conds: Sequence[Any], indices: Sequence[int] | None = None, what: str = "item"
 ) -> Cond:

@@ -7,6 +7,7 @@ to the window's; one works on the decoded image, the other on the tensor.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from ..artefacts.files import check_ordinary
 from ..errors import WherefromError, need, whole
 
 if TYPE_CHECKING:
@@ -26,7 +28,12 @@ if TYPE_CHECKING:
 Size = int | tuple[int, int]  # of a square, or (height, width)
 
 DECODED = "upright, on white"  # a copy of pixels that were decoded otherwise is another copy
+_LARGEST = 2**14  # pixels of a side
 _MODES = {1: "L", 3: "RGB"}
+
+
+class Undecodable(WherefromError):
+    """An image is at fault, and not what it is read with: others can be."""
 
 
 def open_image(path: Path, channels: int) -> Image:
@@ -34,8 +41,16 @@ def open_image(path: Path, channels: int) -> Image:
     where it is transparent.
     """
     pil: Any = need("PIL.Image", "data")
+    check_ordinary(path)
     with decoding(str(path)), pil.open(path) as image:
         return as_mode(upright(image), channels, str(path))
+
+
+def open_bytes(content: bytes, channels: int, name: str) -> Image:
+    """The same of a file's content; `name`: what to call it where it cannot be decoded."""
+    pil: Any = need("PIL.Image", "data")
+    with decoding(name), pil.open(io.BytesIO(content)) as image:
+        return as_mode(upright(image), channels, name)
 
 
 def upright(image: Image) -> Image:
@@ -68,7 +83,7 @@ def decoding(name: str) -> Iterator[None]:
     ) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the image's
             raise WherefromError(f"{name} cannot be read ({error.strerror})") from error
-        raise WherefromError(
+        raise Undecodable(
             f"{name} cannot be decoded as an image ({error}); mend or remove it"
         ) from error
 
@@ -76,7 +91,7 @@ def decoding(name: str) -> Iterator[None]:
 def as_mode(image: Image, channels: int, name: str) -> Image:
     """Convert to grey (1 channel) or RGB (3); what is transparent lies on white."""
     if image.mode.startswith(("I", "F")):  # PIL would clip these to 0..255 without a word
-        raise WherefromError(
+        raise Undecodable(
             f"{name} has pixels of more than 8 bits (mode {image.mode}); convert it to 8 bits first"
         )
     if image.has_transparency_data:  # convert would show the colours that lie under it
@@ -97,7 +112,7 @@ def check_view(size: Size | None, channels: int) -> Size | None:
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
     if len(sides) != 2:
         raise WherefromError(f"size is {size!r}; a pair is (height, width)")
-    height, width = (whole("size", side) for side in sides)
+    height, width = (whole("size", side, most=_LARGEST) for side in sides)
     if min(height, width) < 1:
         raise WherefromError(
             f"size is {size!r}; give a positive number of pixels, or None to keep images as "

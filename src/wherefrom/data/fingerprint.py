@@ -2,7 +2,8 @@
 one carries.
 
 A data set with a method `fingerprint()` says for itself what it is; those of image files say the
-names, sizes and times of their files. Any other is read once, item by item, and its content hashed.
+names of their files and what is in them (`contents.py`). Any other is read once, item by item, and
+its content hashed.
 """
 
 from __future__ import annotations
@@ -50,10 +51,9 @@ def data_fingerprint(dataset: Dataset) -> str:
     own = _own(dataset)
     if own is not None:
         return fingerprint(count, own)
-    visible = count, _Look().at(dataset)
-    known = _known.get(id(dataset))
-    if known is not None and known[0]() is dataset and known[1] == visible:
-        return known[2]
+    known = _remembered(dataset, count)
+    if known is not None:
+        return known
     found = _content(dataset, count)
     visible = count, _Look().at(dataset)  # once more: reading may have filled a cache
     with contextlib.suppress(TypeError):  # a list cannot be referred to: it is read each time
@@ -62,12 +62,24 @@ def data_fingerprint(dataset: Dataset) -> str:
 
 
 def known_fingerprint(dataset: Dataset) -> str | None:
-    """`data_fingerprint` where it is known without decoding any item; None where it is not."""
+    """`data_fingerprint` where it is known without decoding any item, or was asked for before; None
+    where it is not.
+    """
     part: Any = dataset
     while type(part) is Subset:
         part = part.dataset
     held = isinstance(part, Tensor | Images) or type(part) is TensorDataset
-    return data_fingerprint(dataset) if held or _own(dataset) is not None else None
+    if held or _own(dataset) is not None:
+        return data_fingerprint(dataset)
+    return _remembered(dataset, length(dataset))
+
+
+def _remembered(dataset: Dataset, count: int) -> str | None:
+    """What was found of a live object that looks as it did then; None: nothing was."""
+    known = _known.get(id(dataset))
+    if known is None or known[0]() is not dataset:
+        return None
+    return known[2] if known[1] == (count, _Look().at(dataset)) else None
 
 
 def _forget(place: int) -> Any:

@@ -6,19 +6,24 @@ With labels, the first-level subfolders are the classes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import WherefromError, flag
+from ..errors import WherefromError, flag, say
 from .decode import Size
 from .lazy import ImageFiles
 
 _JPEG = {".jpg", ".jpeg", ".jpe", ".jfif"}
-_SUFFIXES = {*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+SUFFIXES = {*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+# pictures, too, of formats that are not read
+_UNREAD = {".avif", ".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".jpf", ".ppm", ".pgm"}
+_UNREAD |= {".pbm", ".pnm", ".tga", ".psd", ".svg", ".ico", ".exr", ".hdr", ".dng", ".cr2", ".cr3"}
+_UNREAD |= {".nef", ".arw", ".orf", ".rw2", ".raf", ".raw"}
 
 
 class Folder(ImageFiles):
@@ -58,7 +63,8 @@ def folder(
     path: str | os.PathLike[str], size: Size | None = None, channels: int = 3, labels: bool = False
 ) -> Folder:
     """Every image below a folder, sorted by its path; hidden files and folders are left out, and a
-    link back to a folder above is not followed.
+    folder that links lead to again is visited once. Pictures of formats that are not read are left
+    out with a warning.
 
     Images are as a viewer shows them: turned upright by the camera's orientation mark, and on white
     where they are transparent. With a size, or a pair (height, width), images are resized so that
@@ -67,41 +73,60 @@ def folder(
     root = Path(path)
     if not root.is_dir():
         raise WherefromError(f"there is no folder {root}")
-    paths = _images_below(root)
+    paths, unread = _images_below(root)
     if not paths:
+        also = f", only {_counted(unread)}, which are not read" if unread else ""
         raise WherefromError(
-            f"{root} holds no images ({', '.join(sorted(suffix[1:] for suffix in _SUFFIXES))})"
+            f"{root} holds no images ({', '.join(sorted(suffix[1:] for suffix in SUFFIXES))}){also}"
+        )
+    if unread:
+        say(
+            f"{root} has pictures of formats that are not read, which were left out "
+            f"({_counted(unread)}): convert them to PNG or JPEG"
         )
     return Folder(root, paths, size, channels, labels)
 
 
-def _images_below(root: Path) -> list[Path]:
-    found = list(_walked(root, frozenset()))
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+def _images_below(root: Path) -> tuple[list[Path], Counter[str]]:
+    """The images below a folder, and how many pictures there are of other formats, by suffix.
 
-
-def _walked(folder: Path, above: frozenset[str]) -> Iterator[Path]:
-    """The images below a folder; `above`: the folders that led here, as they are on disk, so that a
-    link to one of them does not go round for ever.
+    Each folder is visited once, by its own name rather than by that of a link to it.
     """
-    here = os.path.realpath(folder)
-    if here in above:
-        return
+    found, unread, visited = list[Path](), Counter[str](), set[tuple[int, int]]()
+    links = [root]
+    while links:
+        folders = [links.pop(0)]
+        while folders:
+            for entry in _entries(folders.pop(), visited):
+                path = Path(entry.path)
+                suffix = path.suffix.lower()
+                if _is_folder(entry):
+                    (links if entry.is_symlink() else folders).append(path)
+                elif suffix in SUFFIXES:
+                    found.append(path)
+                elif suffix in _UNREAD:
+                    unread[suffix] += 1
+        links.sort()  # what is found does not depend on the order on disk
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix()), unread
+
+
+def _entries(folder: Path, visited: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
+    """What is in a folder, but for hidden things; nothing where it was visited before."""
     try:
-        entries = list(os.scandir(folder))
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in visited:
+            return []
+        visited.add((here.st_dev, here.st_ino))
+        return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
         raise WherefromError(
             f"the folder {folder} cannot be read ({error.strerror}): change its permissions, or "
             "move it away"
         ) from error
-    for entry in entries:
-        path = Path(entry.path)
-        if entry.name.startswith("."):
-            continue
-        if _is_folder(entry):
-            yield from _walked(path, above | {here})
-        elif path.suffix.lower() in _SUFFIXES:
-            yield path
+
+
+def _counted(suffixes: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(suffixes.items()))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import WherefromError, need
-from .decode import DECODED, Size, as_mode, decoding, resize_image, to_bytes, upright
+from .conditions import cell_cond
+from .decode import DECODED, Size, Undecodable, as_mode, decoding, resize_image, to_bytes, upright
 from .lazy import LazyImages
 
 _IMAGE_NAMES = ("image", "img")
@@ -45,7 +45,7 @@ class HubImages(LazyImages):
         with decoding(name):
             image = self._images[index][self.image]
         if image is None:
-            raise WherefromError(f"{name} holds no image: filter such rows out")
+            raise Undecodable(f"{name} holds no image: filter such rows out")
         image = as_mode(upright(image), self.channels, name)
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 
@@ -55,15 +55,8 @@ class HubImages(LazyImages):
     def condition(self, index: int, choice: float) -> Tensor | None:
         if self._conds is None:
             return None
-        value = self._conds[index][self.cond]
-        try:
-            cond = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise WherefromError(
-                f"row {index} of the column {self.cond!r} holds {value!r:.60}; give a number "
-                "or a list of numbers"
-            ) from error
-        return cond.float() if cond.is_floating_point() else cond.long()
+        cell = f"row {index} of the column {self.cond!r}"
+        return cell_cond(self._conds[index][self.cond], cell)
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -159,6 +152,12 @@ def one_split(dataset: Any, split: str | None, name: str) -> Any:
         if split not in dataset:
             raise WherefromError(f"{name} has no split {split!r}, only {list(dataset)}")
         return dataset[split]
+    if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
+        raise WherefromError(
+            f"{name} is streamed, and a stream has no items by number: load it without "
+            "streaming=True, or copy its files here and read them with wherefrom.data.parquet or "
+            "wherefrom.data.tars"
+        )
     if not isinstance(dataset, datasets.Dataset):
         raise WherefromError(
             f"{name} is {type(dataset).__name__}; give a datasets.Dataset, a folder made with "

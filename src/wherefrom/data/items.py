@@ -7,12 +7,15 @@ same words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from ..errors import WherefromError, whole
 
@@ -22,6 +25,11 @@ from .conditions import cond_rows as cond_rows
 from .conditions import map_cond as map_cond
 from .conditions import not_finite
 from .conditions import stack_conds as stack_conds
+
+Batch = tuple[Tensor, Cond]
+
+_THREADS = 8  # that read ahead, at most: decoders let others run meanwhile
+_SHARES = 4  # of a batch for each thread: the last one to finish keeps the others waiting
 
 
 class Dataset(Protocol):
@@ -162,9 +170,103 @@ def collate(
     return x, stack_conds([cond for _, cond in pairs], indices, what)
 
 
-def batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Tensor, Cond]]:
+# --- one batch ahead ------------------------------------------------------------------------------
+
+
+def threads_may_read(dataset: Any) -> bool:
+    """Whether a data set decodes what it is asked for, and bears several readers: it says so by
+    `thread_safe`.
+    """
+    if type(dataset) is Subset:
+        return threads_may_read(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(threads_may_read, dataset.datasets))
+    return getattr(dataset, "thread_safe", False) is True
+
+
+def _readers() -> int:
+    """Threads that read where nobody says how many."""
+    allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return min(_THREADS, (os.cpu_count() or 1) if allowed is None else len(allowed(0)))
+
+
+def batched(spans: Iterable[range], size: int) -> Iterator[range]:
+    """The places of batches of items that follow each other; the last one of a span may be
+    smaller.
+    """
+    for span in spans:
+        for first in range(span.start, span.stop, size):
+            yield range(first, min(first + size, span.stop))
+
+
+@contextmanager
+def ahead(
+    dataset: Dataset,
+    places: Iterable[Sequence[int]],
+    shape: tuple[int, ...],
+    what: str = "item",
+    workers: int | None = None,
+) -> Iterator[Iterator[Batch]]:
+    """Inside, the batches of a data set at these places, one after the other; where
+    `threads_may_read`, each is read while the one before it is worked with.
+
+    The batches are the same as without threads, and so is what is said of an item at fault. All
+    threads have ended when it ends, however it ends.
+
+    Args:
+        dataset: whose items are read.
+        places: of the items of each batch; two batches are held at a time.
+        shape: of an item.
+        what: what to call an item.
+        workers: threads, whatever the data set says; None: one for each core that may be used, 8
+            at most.
+    """
+    if workers is None and not threads_may_read(dataset):
+        yield (read(dataset, some, shape, what) for some in places)
+        return
+    count = _readers() if workers is None else whole("workers", workers, 1)
+    pool = ThreadPoolExecutor(count, "reading ahead")
+    try:
+        yield _in_order(pool, count, dataset, iter(places), shape, what)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    count: int,
+    dataset: Dataset,
+    places: Iterator[Sequence[int]],
+    shape: tuple[int, ...],
+    what: str,
+) -> Iterator[Batch]:
+    def begun() -> Future[Batch] | None:
+        some = next(places, None)
+        if some is None:
+            return None
+        share = -(-len(some) // (_SHARES * count))
+        parts = [
+            pool.submit(several, dataset, some[start : start + share])
+            for start in range(0, len(some), share)
+        ]
+        # behind its parts, which are all begun by the time that this waits for them
+        return pool.submit(_joined, parts, some, shape, what)
+
+    batch = begun()
+    while batch is not None:
+        found = batch.result()
+        batch = begun()
+        yield found
+
+
+def _joined(
+    parts: Sequence[Future[list[Any]]], places: Sequence[int], shape: tuple[int, ...], what: str
+) -> Batch:
+    return collate([item for part in parts for item in part.result()], places, shape, what)
+
+
+def batches(dataset: Dataset, batch_size: int, workers: int | None = None) -> Iterator[Batch]:
     """The data set's fixed views in order, as batches; the last one may be smaller."""
-    count, shape = length(dataset), item_shape(dataset)
-    for start in range(0, count, batch_size):
-        indices = range(start, min(start + batch_size, count))
-        yield read(dataset, indices, shape)
+    places = batched([range(length(dataset))], batch_size)
+    with ahead(dataset, places, item_shape(dataset), workers=workers) as read_ahead:
+        yield from read_ahead

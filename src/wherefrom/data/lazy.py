@@ -7,19 +7,39 @@ generator)` is the training view.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
+from ..artefacts.artefact import Artefact
+from ..artefacts.artefact import Folder as Store
 from ..artefacts.identity import fingerprint
-from .decode import DECODED, Size, check_view, open_image, resize_image, to_bytes, window
+from ..artefacts.pace import Pace
+from ..errors import WherefromError, whole
+from ..running.progress import bar
+from .contents import Contents
+from .decode import (
+    DECODED,
+    Size,
+    Undecodable,
+    check_view,
+    open_image,
+    resize_image,
+    to_bytes,
+    window,
+)
 from .images import Item, scaled
 
-_LOOKED_AT = 2**14  # files whose lengths and times are looked at whenever somebody asks
+_LOOKED_AT = 2**14  # files that are looked at whenever somebody asks
+_CHUNK = 256  # images decoded side by side: bounds the wait when something fails
 
 
 class LazyImages(ABC):
@@ -64,6 +84,11 @@ class LazyImages(ABC):
         another identity.
         """
 
+    @property
+    def thread_safe(self) -> bool:
+        """Whether threads may read items side by side."""
+        return True
+
     def __getitem__(self, index: int) -> Item:
         return self._view(index, None, 0.0)
 
@@ -73,6 +98,56 @@ class LazyImages(ABC):
         """
         top, left, choice = torch.rand(3, generator=generator, device=generator.device).tolist()
         return self._view(index, (top, left), choice)
+
+    # --- images that cannot be decoded ----------------------------------------------------------
+
+    def broken(self, store: Store | None = None) -> dict[int, str]:
+        """The places of the images that cannot be decoded, and why; all are decoded to find out.
+
+        `store`: a folder to keep what is found; a look that was interrupted there goes on, one that
+        was finished is not repeated. A disk that fails or a file that is missing is no image's
+        fault, and is raised.
+        """
+        artefact = Artefact.claim(store, "list of broken images", {"data": self.fingerprint()})
+        done, found = 0, dict[str, str]()
+        if artefact.state:
+            done, found = int(artefact.state["done"]), dict(artefact.state["broken"])
+        pace, total = Pace(), len(self)
+        with (
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+            bar(total, "looking for broken images", "image", initial=done) as progress,
+        ):
+            while done < total:
+                places = range(done, min(done + _CHUNK, total))
+                faults = zip(places, pool.map(self._fault, places), strict=True)
+                found |= {str(place): fault for place, fault in faults if fault is not None}
+                done = places.stop
+                progress.update(len(places))
+                if pace.due or done == total:
+                    with pace.writing():
+                        artefact.finish({"done": done, "broken": found})
+        return {int(place): fault for place, fault in found.items()}
+
+    def without(self, places: Iterable[int]) -> Subset[Any]:
+        """This set without the items at some places, such as those that are `broken`.
+
+        It is a set of its own, with a fingerprint of its own: an item's number there counts those
+        that are left, and `without(...).indices[number]` is its place here. Names and captions in
+        reports are those of this set.
+        """
+        kept = np.ones(len(self), dtype=bool)
+        for place in places:
+            kept[whole("a place in the data set", place, 0, len(self) - 1)] = False
+        if not kept.any():
+            raise WherefromError("nothing is left of the data set: leave fewer items out")
+        return Subset(self, np.flatnonzero(kept).tolist())  # type: ignore[arg-type]
+
+    def _fault(self, index: int) -> str | None:
+        try:
+            self.decoded(index)
+        except Undecodable as error:
+            return str(error)
+        return None
 
     def _view(self, index: int, corner: tuple[float, float] | None, choice: float) -> Item:
         index = range(len(self))[index]  # counts negative indices from the end, ends an iteration
@@ -92,6 +167,7 @@ class ImageFiles(LazyImages):
         super().__init__(size, channels)
         self.root = root
         self.paths = list(paths)
+        self._contents = Contents()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -101,10 +177,11 @@ class ImageFiles(LazyImages):
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 
     def identity(self) -> dict[str, Any]:
-        # names below the root, lengths and times: a moved folder keeps its cache, one with other
-        # images does not
+        # names below the root and what the files hold: a moved or copied folder keeps its cache,
+        # one with other images does not
         names = [path.relative_to(self.root).as_posix() for path in self.paths]
-        files = [(name, *stamp(path)) for name, path in zip(names, self.paths, strict=True)]
+        known = self._contents.of(self.paths)
+        files = [(name, *one) for name, one in zip(names, known, strict=True)]
         return {
             "kind": type(self).__name__,
             "images": len(self),

@@ -17,6 +17,8 @@ from torch.utils.data import TensorDataset
 
 from ..errors import WherefromError
 from .coco import Coco
+from .described import Described, LazyColumn
+from .described import as_text as as_text  # whoever shows what is known finds it here
 from .hub import HubImages
 from .images import Images
 from .lazy import ImageFiles
@@ -25,7 +27,7 @@ from .sidecars import CAPTION_COLUMNS, Names, table_rows, tables_beside, text_of
 from .stamps import Stamps
 
 FILE = "file_name"
-Columns = dict[str, list[str]]
+Columns = dict[str, Sequence[str]]
 
 
 class Known:
@@ -38,6 +40,13 @@ class Known:
 
     def __init__(self, source: Any) -> None:
         self.source, self.count = source, len(source)
+        self.names: Sequence[str] | None
+        self.columns: Columns
+        self._files = None
+        if isinstance(source, Described):
+            self.names = LazyColumn(len(source), source.name_of)
+            self.columns = source.columns()
+            return
         self._files = _files(source)
         self.names = None if self._files is None else self._files.below
         read = _hub(source) if isinstance(source, HubImages) else _beside(source, self._files)
@@ -46,10 +55,12 @@ class Known:
         own = {} if labels is None else {"label": labels}
         if self._files is not None and any("/" in name for name in self._files.below):
             own["folder"] = [name.rpartition("/")[0] for name in self._files.below]
-        self.columns: Columns = {**own, **{name: read[name] for name in read if name not in own}}
+        self.columns = {**own, **{name: read[name] for name in read if name not in own}}
 
     def caption(self, index: int) -> str | None:
         """The text that lies beside a picture; None where there is none."""
+        if isinstance(self.source, Described):
+            return self.source.caption_of(index)
         if isinstance(self.source, Coco):
             return str(self.source.captions[index][0])
         if self._captions is not None:
@@ -67,7 +78,7 @@ def rows_by_name(
     pictures; `places`: which of them a name means. Rows of other pictures are passed over.
     """
     keys = dict.fromkeys(key for row in rows for key in row if key != FILE)
-    found: Columns = {key: [""] * count for key in keys}
+    found = {key: [""] * count for key in keys}
     taken: set[int] = set()
     for row in rows:
         name = row.get(FILE)
@@ -79,18 +90,7 @@ def rows_by_name(
             taken.add(index)
             for key in keys:
                 found[key][index] = as_text(row.get(key))
-    return found
-
-
-def as_text(value: Any) -> str:
-    """A cell as people read it; nothing is an empty text."""
-    if value is None or (isinstance(value, float) and value != value):
-        return ""
-    if isinstance(value, Tensor | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return ", ".join(as_text(one) for one in value)
-    return str(value)
+    return dict(found)
 
 
 class _Files(Names):
@@ -126,7 +126,7 @@ def _beside(source: Any, files: _Files | None) -> Columns:
 
         mine = rows_by_name(table_rows(table), len(files.paths), places)
         for key, values in mine.items():
-            known = found.setdefault(key, [""] * len(files.paths))
+            known = found.get(key, [""] * len(files.paths))
             found[key] = [new or old for new, old in zip(values, known, strict=True)]
     return found
 

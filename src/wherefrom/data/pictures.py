@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.functional import interpolate
 
 from ..artefacts.identity import fingerprint
 from ..errors import WherefromError, need, say
+from .contents import Contents
 from .decode import (
     DECODED,
     Size,
@@ -34,8 +36,8 @@ from .fingerprint import data_fingerprint
 from .folder import folder
 from .hub import HubImages, huggingface, image_column, is_saved, one_split, open_saved
 from .images import Images
-from .items import Dataset, length, several, split
-from .lazy import LazyImages, crop, stamp
+from .items import Dataset, length, several, split, threads_may_read
+from .lazy import LazyImages, crop
 from .manner import Manner
 
 _EDGE = 1.05  # of floats: a decoder overshoots a little, another range does not so little
@@ -149,6 +151,8 @@ class Listed(Pictures):
         if not len(self):
             raise WherefromError(f"images is empty: {_KINDS}")
         paths = [_path(item) for item in self.items if is_path(item)]
+        self._files = len(paths) == len(self)
+        self._contents = Contents()
         self._root = Path(os.path.commonpath([path.parent for path in paths])) if paths else None
         for index, item in enumerate(self.items):
             if is_path(item) and not _path(item).is_file():
@@ -171,13 +175,18 @@ class Listed(Pictures):
                 return as_mode(upright(item), self.channels, self._name(index))
         return _pixels(item, self.channels, self._name(index))
 
-    def content(self) -> str:
-        return fingerprint([self._digest(index) for index in range(len(self))])
+    @property
+    def thread_safe(self) -> bool:
+        return self._files  # an image of PIL's may still have to read its file
 
-    def _digest(self, index: int) -> Any:
+    def content(self) -> str:
+        files = iter(self._contents.of([_path(item) for item in self.items if is_path(item)]))
+        return fingerprint([self._digest(index, files) for index in range(len(self))])
+
+    def _digest(self, index: int, files: Iterator[Any]) -> Any:
         item = self.items[index]
-        if is_path(item):  # names, lengths and times, as a folder is known by
-            return _path(item).relative_to(self._root or "").as_posix(), *stamp(_path(item))
+        if is_path(item):  # names and what is in them, as a folder is known by
+            return _path(item).relative_to(self._root or "").as_posix(), *next(files)
         picture = self.opened(index)
         return fingerprint(picture if isinstance(picture, Tensor) else to_bytes(picture))
 
@@ -208,6 +217,10 @@ class OfDataset(Pictures):
     def content(self) -> str:
         return data_fingerprint(self.source)
 
+    @property
+    def thread_safe(self) -> bool:
+        return threads_may_read(self.source)
+
 
 class Again(Pictures):
     """The pictures of another set of this kind, without its conditions and in another size; what
@@ -228,6 +241,10 @@ class Again(Pictures):
 
     def content(self) -> dict[str, Any]:
         return self.source.identity()
+
+    @property
+    def thread_safe(self) -> bool:
+        return self.source.thread_safe
 
 
 # --- one picture ----------------------------------------------------------------------------------

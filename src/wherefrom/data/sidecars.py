@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import Subset
 
 from ..errors import WherefromError, need, say
 from .cache import Cached
 from .coco import Coco
+from .described import Described
 from .folder import folder
 from .hub import is_saved, one_split, open_saved
 from .images import Images
@@ -53,6 +55,13 @@ def captions_of(images: Any, captions: Any = None) -> Captions | None:
     while isinstance(images, Again | Cached | OfDataset):
         images = images.source
     images = images.items if isinstance(images, Listed) else images
+    places = images.indices if isinstance(images, Subset) else None
+    large = images.dataset if isinstance(images, Subset) else images
+    if isinstance(large, Described) and large.conditions() is None and captions is None:
+        return large.captions(None, places)
+    columns = large.column_names() if isinstance(large, Described) else []
+    if isinstance(large, Described) and isinstance(captions, str) and captions in columns:
+        return large.captions(captions, places)
     saved = is_path(images) and is_saved(Path(images))
     if saved or is_hub(images):
         rows = open_saved(images, None) if saved else one_split(images, None, "the data set")

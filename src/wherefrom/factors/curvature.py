@@ -26,9 +26,11 @@ from ..layers.kinds import Part
 from ..running.memory import Budget, short_of_memory
 from ..running.modes import outside_inference
 from ..running.progress import bar
+from ..running.ranks import share
 from .kernel import Normalize, Roots, weights
 from .moments import Moments
 from .needs import check_curvature, moment_bytes
+from .parts import Parts
 from .probe import Probe, one_of
 from .together import Stack, Together
 
@@ -143,7 +145,7 @@ class Curvature:
         batch_size = check_batch_size(batch_size)
         if self.kind != "identity":
             check_curvature(self.probe)
-        probe, chosen, pulse = self.probe, self._chosen(dataset, samples), self._now()
+        chosen, pulse = self._chosen(dataset, samples), self._now()
         data = {"images": len(chosen), "data": data_fingerprint(dataset)}
         artefact = Artefact.claim(store, "curvature", {**self.identity(), **data})
         if self.kind == "identity":
@@ -152,39 +154,75 @@ class Curvature:
                 artefact.finish(state)
             self._take(None, artefact, pulse)
             return self
-        moments = self._empty()
-        start, size = 0, budget.fitting(batch_size, probe.image_bytes(dataset))
-        if artefact.state:
+        if int(artefact.state.get("done", 0)) == len(chosen):  # all there is to do is to read it
+            moments = self._empty()
             moments.restore(artefact.read("moments"), artefact.state["counts"])
-            # the same batches give the same sums
-            start, size = int(artefact.state["done"]), int(artefact.state["batch"])
-        if start < len(chosen):
-            probe.prepare(size, len(chosen))
-        pace, draws = Pace(), len(probe.draws)
+        else:
+            summed = self._summed(dataset, batch_size, budget, chosen, artefact, about)
+            if summed is None:
+                return self
+            moments = summed
+        state = {**artefact.state, "about": dict(about or {})}
+        if share().first and artefact.state and artefact.state != plain(state):
+            artefact.commit(state)  # fitted before, for other settings
+        self._take(moments, artefact, pulse)
+        return self
+
+    def _summed(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        budget: Budget,
+        chosen: Tensor,
+        artefact: Artefact,
+        about: Mapping[str, Any] | None,
+    ) -> Moments | None:
+        """The sums over the chosen images, of which this process makes its part; None: it is a
+        shard, and the others' parts are elsewhere.
+        """
+        probe, here, draws = self.probe, share(), len(self.probe.draws)
+        parts = Parts(artefact, len(chosen), here)
+        own, done, left = parts.task()
+        moments, size = self._empty(), budget.fitting(batch_size, probe.image_bytes(dataset))
+        if own.state:
+            moments.restore(own.read("moments"), own.state["counts"])
+            size = int(own.state["batch"])  # the same batches give the same sums
+        pace, batched = Pace(), left.split(size) if len(left) else ()
+        if len(left):
+            probe.prepare(size, len(left))
         with (
-            artefact.as_it_began() if start < len(chosen) else nullcontext(),
+            own.as_it_began() if len(left) else nullcontext(),
             probe.denoiser.frozen(),
-            bar(len(chosen) * draws, "curvature", "image", initial=start * draws) as progress,
+            bar(
+                (len(done) + len(left)) * draws, "curvature", "image", initial=len(done) * draws
+            ) as progress,
+            probe.ahead(dataset, (chosen[some].tolist() for some in batched)) as batches,
         ):
-            for place in range(start, len(chosen), size):
-                indices = chosen[place : place + size].tolist()
-                x, cond = probe.read(dataset, indices)
+            for some in batched:
+                indices = chosen[some].tolist()
+                x, cond = next(batches)
                 for m in range(draws):
                     self._add(moments, x, cond, m, indices)
                     progress.update(len(indices))
                 if not moments.finite:  # once a batch: the question waits for the device
                     probe.diagnose(x, cond, range(draws), "train", indices)
-                done = place + len(indices)
-                if store is not None and (pace.due or done == len(chosen)):
+                done = torch.cat([done, some])
+                if own.folder is not None and (pace.due or int(some[-1]) == int(left[-1])):
                     with pace.writing():
-                        state = self._state(moments, about, done=done, batch=size)
-                        artefact.finish(state, moments=moments.sums)
+                        state = self._state(moments, about, done=len(done), batch=size)
+                        places = {} if parts.direct else {"places": {"places": done}}
+                        own.finish(state, moments=moments.sums, **places)
         probe.warn_of_silent_layers()
-        state = {**artefact.state, "about": dict(about or {})}
-        if artefact.state and artefact.state != plain(state):  # fitted before, for other settings
-            artefact.commit(state)
-        self._take(moments, artefact, pulse)
-        return self
+        if parts.direct:
+            return moments
+        if here.apart:
+            return None
+        parts.join(moments, done)
+        if here.first:
+            state = self._state(moments, about, done=len(chosen), batch=size)
+            artefact.finish(state, moments=moments.sums)
+        parts.clear()
+        return moments
 
     def _now(self) -> Pulse:
         network = self.probe.denoiser.network

@@ -124,6 +124,12 @@ class Moments:
             total.copy_(sums[name])
         self.counts = dict(counts)
 
+    def add(self, sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
+        """Add those that another process has summed."""
+        for name, total in self.sums.items():
+            total += sums[name].to(total)
+        self.counts = {name: count + int(counts[name]) for name, count in self.counts.items()}
+
 
 def _root(
     total: Tensor, count: int, damping: float, what: str, dtype: torch.dtype, one: bool = False

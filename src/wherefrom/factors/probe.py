@@ -7,7 +7,8 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.identity import fingerprint
-from ..data.items import Cond, Dataset, item_shape, map_cond, query_count, read
+from ..data.items import Cond, Dataset, ahead, item_shape, map_cond, query_count, read
 from ..diffusion.coefficients import like
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws, independent_draw
@@ -177,6 +178,16 @@ class Probe:
         """Items as a batch where the network is, in its precision."""
         x, cond = read(dataset, indices, self.draws.shape, what)
         return self.move(x, cond)
+
+    @contextmanager
+    def ahead(
+        self, dataset: Dataset, places: Iterable[Sequence[int]]
+    ) -> Iterator[Iterator[tuple[Tensor, Cond]]]:
+        """Inside, batches of items at these places as `read` gives them, each of which is read
+        while the one before it is worked with.
+        """
+        with ahead(dataset, places, self.draws.shape) as batches:
+            yield (self.move(x, cond) for x, cond in batches)
 
     def move(self, x: Tensor, cond: Cond) -> tuple[Tensor, Cond]:
         """A batch where the network is, in its precision."""

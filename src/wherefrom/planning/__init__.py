@@ -1,6 +1,7 @@
 """What every stage will take, before anything runs."""
 
-from .planner import Plan, plan
+from .planner import plan
+from .result import Plan
 from .stages import Stage
 
 __all__ = ["Plan", "Stage", "plan"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..factors.needs import way_out
@@ -78,14 +78,15 @@ def _judged(planner: Planner, stage: Stage, limits: Limits, by_layer: Mapping[st
     return replace(stage, lacks=lacks, advice=tuple(advice))
 
 
-def faster(planner: Planner, limits: Limits) -> tuple[str, ...]:
-    """What would bring all stages together into the seconds that there are."""
+def faster(planner: Planner, limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
+    """What would bring the stages of these names together into the seconds that there are."""
     if limits.seconds is None or planner.costs is None:
         return ()
     most = limits.seconds
 
     def fits(other: Planner) -> bool:
-        return sum(stage.seconds or 0.0 for stage in other.stages()) <= most
+        counted = [stage for stage in other.stages() if stage.name in names]
+        return sum(stage.seconds or 0.0 for stage in counted) <= most
 
     if fits(planner):
         return ()

@@ -6,13 +6,12 @@ rest is arithmetic.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
@@ -29,7 +28,7 @@ from ..errors import WherefromError, number, whole
 from ..factors.needs import moment_bytes, root_bytes, workspace_bytes
 from ..factors.probe import one_of
 from ..layers.kinds import Part
-from ..running.memory import free_memory, shown
+from ..running.memory import free_memory
 from ..running.modes import outside_inference
 from ..search.vectors import Dtype
 from ..tid.teacher import TID
@@ -39,79 +38,11 @@ from .costs import Asked, Costs, Facts
 from .flops import Kernels, counted
 from .measure import Cost, Line, Stopwatch, held
 from .rehearsal import Rehearsal
-from .stages import Planner, Stage
+from .result import METHODS, Plan, duration, needed
+from .stages import Planner
 from .stand_in import Teacher
 
 _ENCODED = 16  # pictures that are encoded to see how long that takes
-_UNITS = ((86_400.0, "days"), (3600.0, "h"), (60.0, "min"))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What every stage will take; as a string, a table."""
-
-    stages: tuple[Stage, ...]
-    model: str
-    tracked: str  # in words
-    share: float  # of the parameters that is tracked
-    left_out: Mapping[str, int]  # parameters, by name
-    machine: str
-    calibrated: float  # seconds that measuring took; 0: nothing was measured
-    notes: tuple[str, ...]  # what to know about the numbers
-    advice: tuple[str, ...]  # what would bring all stages into the seconds that there are
-
-    @property
-    def seconds(self) -> float | None:
-        """Of all stages together; None: one was not measured."""
-        known = [stage.seconds for stage in self.stages]
-        return None if None in known else sum(one for one in known if one is not None)
-
-    @property
-    def fits(self) -> bool:
-        """Whether nothing is lacking."""
-        return not self.advice and not any(stage.lacks for stage in self.stages)
-
-    def __getitem__(self, name: str) -> Stage:
-        found = next((stage for stage in self.stages if stage.name == name), None)
-        if found is None:
-            there = ", ".join(stage.name for stage in self.stages)
-            raise WherefromError(f"the plan has no stage {name!r}; it has {there}")
-        return found
-
-    def to_json(self) -> str:
-        """All of it, as JSON."""
-        return json.dumps({**asdict(self), "seconds": self.seconds, "fits": self.fits}, indent=1)
-
-    def __str__(self) -> str:
-        rows = [["stage", "passes", "FLOPs", "time", "peak memory", "on disk", ""]]
-        for stage in self.stages:
-            seconds = "not measured" if stage.seconds is None else duration(stage.seconds)
-            sizes = shown(stage.memory), shown(stage.disk) if stage.disk else "-"
-            passes = f"{stage.passes:,}" if stage.passes else "-"
-            flops = f"{stage.flops:.1e}" if stage.flops else "-"
-            rows.append([stage.name, passes, flops, seconds, *sizes, stage.what])
-        widths = [max(len(row[place]) for row in rows) for place in range(6)]
-        lines = [f"model    {self.model}", f"tracked  {self.tracked}", f"machine  {self.machine}"]
-        if self.left_out:
-            lines.insert(2, f"left out {_left_out(self.left_out)}")
-        lines.append("")
-        for row in rows:
-            cells = [row[0].ljust(widths[0])]
-            cells += [row[place].rjust(widths[place]) for place in range(1, 6)]
-            lines.append("  ".join([*cells, row[6]]).rstrip())
-        if self.seconds is not None:
-            lines.append(f"{'in all'.ljust(widths[0])}  {duration(self.seconds)}")
-        short = [f"{stage.name}: {said}" for stage in self.stages for said in stage.advice]
-        short += [f"all stages take longer than that: {said}" for said in self.advice]
-        return "\n".join([*lines, "", *short, *self.notes])
-
-
-def duration(seconds: float) -> str:
-    """Seconds as they are read: 0.3 s, 4.5 min, 2.1 h."""
-    for step, unit in _UNITS:
-        if seconds >= 2 * step:
-            return f"{seconds / step:.1f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 @outside_inference
@@ -132,6 +63,8 @@ def plan(
     tid: Mapping[str, Any] | None = None,
     memory: int | None = None,
     seconds: float | None = None,
+    method: str | None = None,
+    done: Sequence[str] = (),
     folder: Folder | None = None,
     calibrate: float = 10.0,
     clock: Callable[[], float] = time.perf_counter,
@@ -153,7 +86,10 @@ def plan(
             what the network takes.
         tid: further arguments of TID.
         memory: bytes that TID works in, as for TID; None: half of what is free.
-        seconds: that all stages together may take; None: any.
+        seconds: that all stages together, or those of the method, may take; None: any.
+        method: "index", "tid" (exact) or "tide", whose stages alone have to fit; None: those of all
+            three.
+        done: stages that are made already and will not be made again.
         folder: where things will be kept, whose disk is looked at; None: here.
         calibrate: seconds of measuring, about; 0: none, and no times.
         clock: what they are measured by.
@@ -168,7 +104,9 @@ def plan(
     count = length(dataset)
     used = count if samples is None else min(count, whole("samples", samples, 1))
     if seconds is not None:
-        number("seconds", seconds, above=0)
+        number("seconds", 1 if seconds == math.inf else seconds, above=0)
+    if method is not None:
+        one_of("method", method, list(METHODS))
     one_of("dtype", dtype, get_args(Dtype))
     _check_known("student", student, [one.name for one in fields(Settings)])
     _check_known("training", training, [one.name for one in fields(TrainingSettings)])
@@ -199,6 +137,11 @@ def plan(
     facts, notes = _facts(teacher, dataset, taught, memory, free, tid or {})
     facts = replace(facts, encodes=encode is not None)
     planner = Planner(asked, facts, None)
+    known = [stage.name for stage in planner.stages()]
+    for one in done:
+        if one not in known:
+            raise WherefromError(f"done has {one!r}; the stages are {', '.join(known)}")
+    counted_in = [name for name in needed(known, method) if name not in done]
     if facts.moments + facts.roots + facts.workspace > free:
         notes.append("nothing was timed, as the curvature does not fit")
     elif calibrate:
@@ -212,9 +155,12 @@ def plan(
     coverage = denoiser.coverage()
     parameters = sum(one.numel() for one in denoiser.network.parameters())
     timed = planner.costs is not None
+    limit = None if seconds is None or math.isinf(seconds) else float(seconds)
+    if limit is not None and not timed:
+        notes.append(f"nothing was timed: whether it takes {duration(limit)} is not known")
     return Plan(
         stages=tuple(judged(planner, limits, by_layer)),
-        model=f"{type(denoiser.network).__name__}, {parameters / 1e6:,.1f} M parameters, "
+        model=f"{type(denoiser.network).__name__}, {_millions(parameters)} parameters, "
         f"{count:,} images of {' x '.join(map(str, draws.shape))}, {len(draws)} draws",
         tracked=f"{denoiser.tracks}, {100 * coverage.share:.2f} % of the parameters",
         share=coverage.share,
@@ -222,7 +168,10 @@ def plan(
         machine=_machine(denoiser.device),
         calibrated=time.perf_counter() - began if timed else 0.0,
         notes=(*notes, *_notes(denoiser, timed)),
-        advice=faster(planner, limits),
+        advice=faster(planner, limits, counted_in),
+        method=method,
+        done=tuple(done),
+        limit=limit,
     )
 
 
@@ -340,6 +289,10 @@ def _disk(folder: Folder | None) -> int:
     return shutil.disk_usage(place).free
 
 
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f} M" if count >= 100_000 else f"{count:,}"
+
+
 def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
@@ -356,9 +309,3 @@ def _notes(denoiser: Denoiser, timed: bool) -> list[str]:
             "quarters of that and a minute are taken"
         )
     return said
-
-
-def _left_out(parameters: Mapping[str, int]) -> str:
-    names = list(parameters)
-    named = ", ".join(f"{name} ({parameters[name]:,})" for name in names[:4])
-    return named + (f" and {len(names) - 4} more" if len(names) > 4 else "")

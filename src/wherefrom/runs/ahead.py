@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import Subset
 
+from ..data.folder import Folder
 from ..data.items import Dataset, item_shape
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
@@ -49,9 +51,12 @@ def ahead(settings: Settings, place: Path, device: torch.device, stages: Stages)
 
             def encode(some: list[Any]) -> Dataset:
                 captions = None if texts is None else [text for _, text in some]
-                return model.dataset([path for path, _ in some], captions)
+                places = [place for place, _ in some]
+                if isinstance(found, Folder):
+                    return model.dataset([found.paths[place] for place in places], captions)
+                return model.dataset(Subset(found, places), captions)  # type: ignore[arg-type]
 
-            pairs = list(zip(found.paths, told, strict=True))
+            pairs = list(zip(range(len(found)), told, strict=True))
             return Ahead(model.denoiser, pairs, model.shape, encode=encode)
     about = subject(settings, place, device, stages)
     return Ahead(about.denoiser, about.dataset, about.shape)
@@ -81,6 +86,7 @@ def planned(
         training=about.training,
         encode=about.encode,
         tid={name: getattr(tid, name) for name in ("damping", "similarity", "precision")},
+        method=settings.attribute.method,
         seconds=seconds,
         folder=place,
         calibrate=calibrate,

@@ -41,31 +41,37 @@ class Query:
     file: str
     image: Image
     cond: Asked
+    model: str | None = None  # the mark of the network that made it, where the file says it
 
 
-def read_query(path: Path, cond: Asked = None) -> Query:
+def read_query(path: Path, cond: Asked = None, marks: bool = True) -> Query:
     """A picture of a file; one that `generate` wrote says itself what it was generated from, unless
-    `cond` says it.
+    `cond` says it, or `marks` says that nobody listens.
     """
     pil: Any = need("PIL.Image", "data")
     if path.is_dir():
         raise WherefromError(f"{path} is a folder: name images, as in {path}/*.png")
     check_readable(path)
-    with decoding(str(path)):
-        image: Any = pil.open(io.BytesIO(path.read_bytes()))
-        known = _written(image) if cond is None else cond
+    with decoding(str(path)), pil.open(path) as image:
+        said, model = written(image)
+        known = (said if marks else None) if cond is None else cond
         grey = image.mode in ("1", "L")
-        return Query(str(path), as_mode(upright(image), 1 if grey else 3, str(path)), known)
+        seen = as_mode(upright(image), 1 if grey else 3, str(path))
+        return Query(str(path), seen, known, model)
 
 
-def _written(image: Any) -> Asked:
-    """What a picture says that it was generated from."""
+def written(image: Any) -> tuple[Asked, str | None]:
+    """What a picture says that it was generated from, and by which network."""
     try:
         known = json.loads(image.info.get(_MARK, "null"))
-    except (ValueError, TypeError):
-        return None
-    cond = known.get("cond") if isinstance(known, dict) else None
-    return cond if isinstance(cond, str | int) else None
+    except (ValueError, TypeError, RecursionError):
+        return None, None
+    known = known if isinstance(known, dict) else {}
+    cond, model = known.get("cond"), known.get("model")
+    whole = isinstance(cond, int) and not isinstance(cond, bool)
+    return cond if isinstance(cond, str) or whole else None, (
+        model if isinstance(model, str) else None
+    )
 
 
 def save_picture(path: Path, image: Image, about: Mapping[str, Any] | None = None) -> None:
@@ -76,6 +82,13 @@ def save_picture(path: Path, image: Image, about: Mapping[str, Any] | None = Non
     content = io.BytesIO()
     image.save(content, "PNG", pnginfo=info)
     save_bytes(path, content.getvalue())
+
+
+def keep_query(path: Path, query: Query) -> None:
+    """Write a picture that was asked about, small enough for a page."""
+    small = query.image.copy()
+    small.thumbnail((_SIDE, _SIDE))
+    save_picture(path, small)
 
 
 # --- attributions ---------------------------------------------------------------------------------
@@ -91,6 +104,7 @@ class Kept:
     conds: list[Asked]
     top_k: int
     data: str  # the fingerprint of the training set that indices count in
+    network: str | None  # the mark of the network; None: an older version kept it
 
     @property
     def name(self) -> str:
@@ -123,19 +137,19 @@ class Kept:
         queries: Sequence[Query],
         top_k: int,
         data: str,
+        network: str,
     ) -> None:
         """Write an attribution and its pictures."""
         assert artefact.folder is not None
         for place, query in enumerate(queries):
-            small = query.image.copy()
-            small.thumbnail((_SIDE, _SIDE))
-            save_picture(artefact.folder / f"query-{place}.png", small)
+            keep_query(artefact.folder / f"query-{place}.png", query)
         state = {
             "files": [query.file for query in queries],
             "conds": [query.cond for query in queries],
             "about": hits.about,
             "top_k": top_k,
             "data": data,
+            "network": network,
         }
         artefact.finish(state, hits=_tensors(hits))
 
@@ -146,14 +160,18 @@ class Kept:
         state, known = artefact.state, {one.name for one in fields(Attribution)}
         tensors = {name: one for name, one in artefact.read("hits").items() if name in known}
         hits = Attribution(**tensors, about=state["about"])
-        conds, top_k = state["conds"], int(state["top_k"])
-        return cls(artefact.folder, hits, state["files"], conds, top_k, state["data"])
+        conds, top_k, of = state["conds"], int(state["top_k"]), state.get("network")
+        return cls(artefact.folder, hits, state["files"], conds, top_k, state["data"], of)
 
     @classmethod
-    def all(cls, place: Path) -> list[Kept]:
-        """Those of a folder, by name."""
-        folders = sorted(one for one in place.glob("*") if one.is_dir() and there(one))
-        return [cls.open(Artefact.open(one, _KIND)) for one in folders]
+    def read(cls, folder: Path) -> Kept:
+        """What was kept in a folder."""
+        return cls.open(Artefact.open(folder, _KIND))
+
+    @staticmethod
+    def places(place: Path) -> list[Path]:
+        """The folders of those of a run, by name."""
+        return sorted(one for one in place.glob("*") if one.is_dir() and there(one))
 
     def described(self, pictures: Pictures) -> list[dict[str, Any]]:
         """One entry a query, as JSON can hold it, with the training images by name."""
@@ -192,8 +210,9 @@ def _listed(
         }
         if percentiles is not None:
             known["percentile"] = _number(percentiles[place, rank])
+        # a column of somebody's may be called score: it never stands among the result's own
         columns = {name: values[index] for name, values in pictures.columns.items()}
-        found.append({**known, "caption": pictures.caption(index), **columns})
+        found.append({**known, "caption": pictures.caption(index), "columns": columns})
     return found
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import json
+import os
 import pickle
 import sys
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -30,6 +33,7 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.process import EDM, FlowMatching, Process
 from ..diffusion.variance_preserving import DDPM, SamplePrediction, VPrediction
 from ..errors import WherefromError, need
+from .code import code_of, forget_changed
 from .settings import ModelTable, ProcessTable
 
 _PICKLE = b"\x80"  # how one begins
@@ -38,25 +42,33 @@ _NAMED = 3  # entries of a checkpoint that a sentence names
 
 def below(place: Path, path: str) -> Path:
     """A path of a run.toml, which counts from the run's folder."""
-    return place / Path(path).expanduser()
+    return place / os.path.expanduser(path)  # Path's own fails on a user that is not there
 
 
 # --- a factory and its weights --------------------------------------------------------------------
 
 
-def made_network(model: ModelTable, place: Path) -> nn.Module | Denoiser:
+class Factory(NamedTuple):
+    """What a factory made, with its weights, and the digest of the code that it is made by."""
+
+    made: nn.Module | Denoiser
+    code: str
+
+
+def made_network(model: ModelTable, place: Path) -> Factory:
     """What a factory makes, with its weights; `place`: the folder that paths count from."""
     assert model.factory is not None
     assert model.weights is not None
-    made = _called(_factory(model.factory, place), model.factory, model.arguments or {})
+    module, function = _factory(model.factory, place)
+    made = _called(function, model.factory, model.arguments or {})
     network = made.network if isinstance(made, Denoiser) else made
     load_weights(network, below(place, model.weights), model.entry)
     network.eval()
-    return made
+    return Factory(made, code_of(module))
 
 
-def _factory(named: str, place: Path) -> Any:
-    """The function of "file.py:function"."""
+def _factory(named: str, place: Path) -> tuple[ModuleType, Any]:
+    """The module and the function of "file.py:function"."""
     file, _, name = named.rpartition(":")
     if not file or not name.isidentifier():
         raise WherefromError(
@@ -70,6 +82,7 @@ def _factory(named: str, place: Path) -> Any:
     if spec is None or spec.loader is None:
         raise WherefromError(f"{path} is no Python file: name one that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    forget_changed(path.parent)
     with _beside(path.parent), _told(f"{path} cannot be imported"):
         sys.modules[module_name] = module  # as dataclasses and pickling of its classes need it
         spec.loader.exec_module(module)
@@ -77,7 +90,7 @@ def _factory(named: str, place: Path) -> Any:
         found = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         listed = f"it has {', '.join(found)}" if found else "it has no function"
         raise WherefromError(f"there is no function {name} in {path}: {listed}")
-    return getattr(module, name)
+    return module, getattr(module, name)
 
 
 def _called(factory: Any, named: str, arguments: Mapping[str, Any]) -> nn.Module | Denoiser:
@@ -223,15 +236,37 @@ def _scheduler(path: Path) -> Any:
 # --- a pipeline -----------------------------------------------------------------------------------
 
 
-def opened_pipeline(model: ModelTable, place: Path, device: torch.device) -> Any:
-    """A pipeline of a folder on this machine, with its LoRA."""
-    assert model.pipeline is not None
-    diffusers, path = need("diffusers", "diffusers"), below(place, model.pipeline)
-    if not (path / "model_index.json").is_file():
+def pipeline_parts(path: Path) -> dict[str, Any]:
+    """The model_index.json of a diffusers pipeline."""
+    index = path / "model_index.json"
+    if not index.is_file():
         what = "holds no model_index.json" if path.is_dir() else "is no folder"
         raise WherefromError(
             f"the pipeline {path} {what}: name what pipe.save_pretrained(folder) wrote"
         )
+    check_readable(index)
+    try:
+        parts = json.loads(index.read_text())
+    except (ValueError, RecursionError) as error:
+        raise WherefromError(f"{index} is damaged ({error})") from error
+    if not isinstance(parts, dict):
+        raise WherefromError(f"{index} is damaged (it holds no parts)")
+    return parts
+
+
+def takes_texts(parts: dict[str, Any]) -> bool:
+    """Whether a pipeline has something that reads prompts; a part that is not there is null."""
+    return any(
+        name.startswith("text_encoder") and isinstance(part, list) and any(part)
+        for name, part in parts.items()
+    )
+
+
+def opened_pipeline(model: ModelTable, place: Path, device: torch.device) -> Any:
+    """A pipeline of a folder on this machine, with its LoRA."""
+    assert model.pipeline is not None
+    diffusers, path = need("diffusers", "diffusers"), below(place, model.pipeline)
+    pipeline_parts(path)
     with _hushed(), _told(f"the pipeline {path} cannot be opened"):
         pipe = diffusers.DiffusionPipeline.from_pretrained(
             path, torch_dtype=getattr(torch, model.dtype), local_files_only=True

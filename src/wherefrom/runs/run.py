@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,20 +19,27 @@ import torch
 from ..artefacts.files import check_folder, exists
 from ..artefacts.identity import fingerprint, plain
 from ..attribution.pictures import Pictures
+from ..data.items import Dataset
 from ..diffusion.draws import Draws
-from ..errors import WherefromError, number, whole
+from ..errors import WherefromError, number, say, whole
 from ..planning import Plan
 from ..tid.index import Index
 from ..tid.teacher import TID
 from ..tide.bank import Bank
 from ..tide.student import TIDE
 from .ahead import planned
+from .asking import check_query, file_words, say_of_another_model, shown_count
 from .bench import Bench
+from .conditions import check_condition, generates_from
 from .kept import Kept, read_query, save_picture
+from .metadata import look_at_metadata
+from .pages import mark_of, reported, write_page
+from .pictures import named_images
 from .settings import METHODS, Settings
-from .space import Asked, class_number
-from .stages import Stages, Tell
-from .subject import Subject, known_classes, shown_settings, subject
+from .space import Asked
+from .stages import Stages, Tell, counted
+from .standing import info
+from .subject import Subject, shown_settings, subject
 from .toml import NAME, read_settings
 
 
@@ -62,7 +69,8 @@ class Run:
         place = Path(folder)
         place = place.parent if place.name == NAME else place
         if not exists(place):
-            raise WherefromError(f"there is no run {place}: make one with `wherefrom init {place}`")
+            way = f"make one with `wherefrom init {shlex.quote(str(place))}`"
+            raise WherefromError(f"there is no run {place}: {way}")
         if not place.is_dir() or not exists(place / NAME):
             what = "holds no run.toml" if place.is_dir() else "is a file"
             raise WherefromError(
@@ -77,6 +85,18 @@ class Run:
     def subject(self) -> Subject:
         """The model and its training items, trained and encoded where they have to be."""
         return subject(self.settings, self.folder, self.device, self.stages)
+
+    @cached_property
+    def _named(self) -> tuple[Dataset, list[str] | None]:
+        """The training images and their classes, as run.toml names them; no network is opened."""
+        found = named_images(self.settings, self.folder)
+        look_at_metadata(found[0])
+        return found
+
+    @property
+    def generates_from(self) -> str | None:
+        """ "a prompt", "a class" or "nothing"; None: only the opened pipeline tells."""
+        return generates_from(self.settings, self.folder)
 
     @cached_property
     def pictures(self) -> Pictures:
@@ -133,12 +153,16 @@ class Run:
     @property
     def _student_parts(self) -> dict[str, Any]:
         tid = self.settings.tid
-        how = {"damping": tid.damping, "similarity": tid.similarity}
+        how = {"damping": tid.damping, "similarity": tid.similarity, "precision": self._precision}
+        blocks = self.settings.model.blocks
+        how |= {} if blocks is None else {"blocks": blocks}
         return {**self._fit_parts, **how, **vars(self.settings.tide)}
 
     @property
     def _precision(self) -> str:
-        """In which gradients are made: an index of another one is another index."""
+        """In which gradients are made; what is scored or indexed in another one is another. The
+        curvature alone may be of either.
+        """
         own = "bf16" if self.device.type == "cuda" else "fp32"
         return self.settings.tid.precision or own
 
@@ -155,7 +179,8 @@ class Run:
             )
             parts = self._fit_parts
             count = parts["samples"]
-            words = f"fitting the curvature ({count:,} images, {len(self.draws)} draws)"
+            drawn = counted(len(self.draws), "draw")
+            words = f"fitting the curvature ({counted(count, 'image')}, {drawn})"
             with self.stages.working("curvature", parts, words) as place:
                 tid.fit(about.dataset, table.batch_size, table.samples, place / "curvature")
             self._tid = tid
@@ -164,7 +189,7 @@ class Run:
     def index(self) -> Index:
         """The index of the training set, made or read."""
         tid, table = self.fit(), self.settings.index
-        words = f"indexing {len(self.subject.dataset):,} images"
+        words = f"indexing {counted(len(self.subject.dataset), 'image')}"
         with self.stages.working("index", self._index_parts, words) as place:
             return tid.index(
                 self.subject.dataset,
@@ -177,7 +202,8 @@ class Run:
     def distill(self) -> Bank:
         """The student and its bank, made or read."""
         table, dataset, parts = self.settings.tide, self.subject.dataset, self._student_parts
-        words = f"distilling a student ({table.epochs:g} epochs)"
+        self._check_blocks()
+        words = f"distilling a student ({counted(table.epochs, 'epoch')})"
         with self.stages.working("student", parts, words) as place:
             if self.stages.is_made("student", parts):
                 tide = TIDE.load(place / "student", self.subject.denoiser)
@@ -186,9 +212,20 @@ class Run:
                 tide = TIDE.distill(self.fit(), dataset, store=place / "distillation", **how)
                 tide.save(place / "student")
         tide.teacher = self._tid
-        words = f"embedding {len(dataset):,} images"
+        words = f"embedding {counted(len(dataset), 'image')}"
         with self.stages.working("bank", parts, words) as place:
             return tide.index(dataset, place / "bank")
+
+    def _check_blocks(self) -> None:
+        """Refuse, before the curvature is fitted, a network whose blocks are not found."""
+        try:
+            _ = self.subject.denoiser.blocks
+        except WherefromError as error:
+            what = str(error).rpartition(": ")[0]
+            raise WherefromError(
+                f"{what}: a student reads the outputs of blocks, so name them in [model] of "
+                'run.toml, as blocks = ["body.*"], or take another method (--method index)'
+            ) from error
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -207,6 +244,7 @@ class Run:
 
     def bench(self, method: str | None = None) -> Bench:
         """All that is asked of a run, with what a method searches in; None: the run's own."""
+        _ = self._named  # what is wrong with it is said before anything long begins
         found = self.collection(method or self.settings.attribute.method)
         about = self.subject
         return Bench(
@@ -226,16 +264,15 @@ class Run:
     def generate(self, seeds: Sequence[int], cond: Asked = None) -> Iterator[Path]:
         """Generate an image for each seed, into the run; the same seed gives the same image."""
         for seed in seeds:
-            whole("seed", seed, 0)
+            whole("seed", seed, 0, 2**63 - 1)
         self.check_condition(cond)
         place = self.folder / "generated"
         check_folder(place)
-        space = self.subject.space
+        space, model = self.subject.space, mark_of(self.subject)
         for seed in seeds:
             image = space.picture(space.sample(seed, cond)[0])
-            words = "" if cond is None else "-" + re.sub(r"[^\w-]+", "_", str(cond))[:40]
-            path = place / f"seed-{seed:04d}{words}.png"
-            save_picture(path, image, {"seed": seed, "cond": cond})
+            path = place / f"seed-{seed:04d}{file_words(cond)}.png"
+            save_picture(path, image, {"seed": seed, "cond": cond, "model": model})
             yield path
 
     def attribute(
@@ -245,6 +282,7 @@ class Run:
         method: str | None = None,
         top_k: int | None = None,
         exact: float | None = None,
+        marks: bool = True,
     ) -> Kept:
         """The training images that made these, found, kept and given back; what is missing before
         it is done first.
@@ -255,10 +293,10 @@ class Run:
             method: "index", "tid" or "tide"; None: the run's own, as for the rest.
             top_k: how many training images.
             exact: the share of the best that TID scores again.
+            marks: whether it counts what files say of themselves.
         """
         table = self.settings.attribute
         method = table.method if method is None else method
-        top_k = whole("top_k", table.top_k if top_k is None else top_k, 1)
         if method not in METHODS:
             raise WherefromError(f"there is no method {method!r}; there are {', '.join(METHODS)}")
         if exact is not None:
@@ -268,11 +306,12 @@ class Run:
         exact = table.exact if exact is None and method != "tid" else exact
         if not images:
             raise WherefromError("there is nothing to attribute: name at least one image")
-        queries = [read_query(Path(image), cond) for image in images]
+        queries = [read_query(Path(image), cond, marks) for image in images]
         for query in queries:
-            self.check_condition(query.cond)
-        check_folder(self.folder / "attributions")
+            check_query(query, self.check_condition, said=cond is not None)
+        top_k = shown_count(top_k, table.top_k, len(self._named[0]))
         found = self.collection(method)
+        say_of_another_model(queries, mark_of(self.subject), self.folder)
         items = [self.subject.space.query(query.image, query.cond) for query in queries]
         parts = {"index": self._index_parts, "tid": self._fit_parts, "tide": self._student_parts}
         tid, conds = self.settings.tid, [query.cond for query in queries]
@@ -282,6 +321,7 @@ class Run:
             "exact": exact,
             "damping": tid.damping,
             "similarity": tid.similarity,
+            "precision": self._precision,
             "made of": fingerprint(plain(parts[method])),
             "queries": fingerprint([_digested(item) for item in items], conds),
         }
@@ -294,15 +334,22 @@ class Run:
                 hits = found.search(items, top_k)
             else:
                 hits = found.search(items, top_k, exact=exact, dataset=dataset, tid=self.fit())
-            Kept.keep(kept, hits, queries, top_k, self.subject.parts["the set of training images"])
+            data = self.subject.parts["the set of training images"]
+            Kept.keep(kept, hits, queries, top_k, data, mark_of(self.subject))
         mine = replace(Kept.open(kept), files=[query.file for query in queries])
-        if not exists(mine.page):
-            self._write_page(mine)
+        try:
+            # anew each time: words beside the training images may be others than they were
+            write_page(mine, self.subject, self.pictures, queries)
+        except WherefromError as error:
+            say(f"the page of {mine.name} is not what is shown here: {error}")
         return mine
 
     def kept(self, names: Sequence[str] | None = None) -> list[Kept]:
         """The attributions that the run keeps, all or some by name."""
-        found = {one.name: one for one in Kept.all(self.folder / "attributions")}
+        return [Kept.read(place) for place in self._kept_places(names)]
+
+    def _kept_places(self, names: Sequence[str] | None) -> list[Path]:
+        found = {place.name: place for place in Kept.places(self.folder / "attributions")}
         for name in names or ():
             if name not in found:
                 listed = ", ".join(found) or "none yet"
@@ -313,65 +360,22 @@ class Run:
 
     def info(self) -> dict[str, Any]:
         """What it is of, and what it holds, as JSON can hold it; nothing is computed."""
-        made = self.stages.all()
-        newest = {one.name: one.folder for one in made}
-        done = {one.name for one in made if one.finished and newest[one.name] == one.folder}
-        stages = [
-            {
-                "stage": one.name,
-                "folder": str(one.folder),
-                "finished": one.finished,
-                "seconds": round(one.seconds, 2),
-                "bytes": sum(
-                    file.stat().st_size for file in one.folder.rglob("*") if file.is_file()
-                ),
-                "last_used": newest[one.name] == one.folder,
-            }
-            for one in made
-        ]
-        return {
-            "run": str(self.folder),
-            "settings": self.settings.given(),
-            "stages": stages,
-            "missing": [name for name in self._needed if name not in done],
-            "generated": len(list((self.folder / "generated").glob("*.png"))),
-            "attributions": len(self.kept()),
-        }
-
-    @property
-    def _needed(self) -> list[str]:
-        """The stages that the run's own method takes, in their order."""
-        model = self.settings.model
-        first = ["training"] if model.preset else ["latents"] if model.pipeline else []
-        rest = {"index": ["index"], "tid": [], "tide": ["student", "bank"]}
-        return [*first, "curvature", *rest[self.settings.attribute.method]]
+        return info(self.folder, self.settings, self.stages)
 
     def report(self, names: Sequence[str] | None = None) -> Iterator[Path]:
-        """Write kept attributions as HTML, all or some by name."""
-        found = self.kept(names)
+        """Write kept attributions as HTML, all or some by name; of all, those that are of another
+        network or other images are left out, which is said.
+        """
+        found = self._kept_places(names)
         if not found:
-            raise WherefromError(
-                f"{self.folder} has attributed nothing yet: wherefrom attribute {self.folder} IMAGE"
-            )
+            way = f"wherefrom attribute {shlex.quote(str(self.folder))} IMAGE"
+            raise WherefromError(f"{self.folder} has attributed nothing yet: {way}")
         self.stages.idle = True
-        for one in found:
-            if one.data != self.subject.parts["the set of training images"]:
-                raise WherefromError(
-                    f"the attribution {one.name} is of other training images than run.toml names "
-                    "now: name others to report"
-                )
-            self._write_page(one)
-            yield one.page
-
-    def _write_page(self, kept: Kept) -> None:
-        asked = [read_query(path).image for path in kept.images]
-        pictures, denoiser = self.pictures, self.subject.denoiser
-        kept.hits.report(kept.page, pictures, asked, model=denoiser)
+        yield from reported(found, self.subject, self.pictures, bool(names))
 
     def check_condition(self, cond: Asked) -> None:
-        """Refuse, before anything long begins, a class that the run's images have not got."""
-        if self.settings.model.pipeline is None:
-            class_number(cond, known_classes(self.settings, self.folder))
+        """Refuse, before anything long begins, a prompt or class that cannot be or is missing."""
+        check_condition(self.settings, self.folder, cond, self._named[1])
 
 
 def _digested(item: Any) -> Any:

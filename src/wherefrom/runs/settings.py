@@ -21,8 +21,10 @@ from ..tid.angle import Similarity
 METHODS = ("index", "tid", "tide")
 PROCESSES = ("edm", "ddpm", "v", "sample", "flow")
 DATASETS = ("digits", "stamps", "cifar10")
+SOURCES = ("images", "tars", "parquet", "dataset")  # of training images
 
 Check = Callable[[str, Any], Any]
+_SIDE, _DRAWS, _WIDE = 16_384, 100_000, 2**22  # the most pixels, draws, numbers of a vector
 
 
 def _key(default: Any, check: Check, words: str) -> Any:
@@ -46,11 +48,18 @@ def _one_of(choices: tuple[str, ...]) -> Check:
 
 
 def _whole(least: int, most: int | None = None) -> Check:
-    return lambda name, value: whole(name, value, least, most)
+    return lambda name, value: whole(name, _short(name, value), least, most)
 
 
 def _number(**bounds: float) -> Check:
-    return lambda name, value: number(name, value, **bounds)
+    return lambda name, value: number(name, _short(name, value), **bounds)
+
+
+def _short(name: str, value: Any) -> Any:
+    """A value, unless it is a whole number that nothing here could count up to."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise WherefromError(f"{name} is beyond 2**63: give a smaller number")
+    return value
 
 
 def _patterns(name: str, value: Any) -> tuple[str, ...]:
@@ -69,15 +78,29 @@ def _layers(name: str, value: Any) -> Any:
 def _table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise WherefromError(f"{name} must be a table such as {{width = 64}}, not {value!r:.40}")
+    _plain(name, value)
     return value
+
+
+def _plain(name: str, value: Any) -> None:
+    """Refuse what a report or a page could not show: dates, and numbers of no end."""
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            _plain(f"{name}.{key}", one)
+    elif not isinstance(value, str | bool | int | float):
+        raise WherefromError(
+            f"{name} is a {type(value).__name__}: give a text in quotation marks, or a number"
+        )
+    else:
+        _short(name, value)
 
 
 def _size(name: str, value: Any) -> Any:
     if isinstance(value, list):
         if len(value) != 2:
             raise WherefromError(f"{name} must be a number or [height, width], not {value!r}")
-        return tuple(whole(name, side, 1) for side in value)
-    return whole(name, value, 1)
+        return tuple(_whole(1, _SIDE)(name, side) for side in value)
+    return _whole(1, _SIDE)(name, value)
 
 
 OF = {("model", "seed"): "preset", ("model", "dtype"): "pipeline"}  # only such models have these
@@ -100,6 +123,7 @@ class ModelTable:
     entry: str | None = _key(None, _text, "the entry of the weights' file that holds them")
     layers: Any = _key(None, _layers, 'what is compared: patterns, "lora" or "trainable"')
     exclude: Any = _key(None, _patterns, "layers that are left out")
+    blocks: Any = _key(None, _patterns, "what the student reads, where it is not found")
 
 
 @dataclass(frozen=True)
@@ -109,7 +133,7 @@ class ProcessTable:
     kind: str | None = _key(None, _one_of(PROCESSES), "what the network predicts")
     scheduler: str | None = _key(None, _text, "or a diffusers scheduler_config.json that says it")
     schedule: str | None = _key(None, _one_of(("linear", "cosine")), "of ddpm, v and sample")
-    steps: int | None = _key(None, _whole(2), "timesteps of that schedule")
+    steps: int | None = _key(None, _whole(2, 10**6), "timesteps of that schedule")
     start: float | None = _key(None, _number(above=0, below=1), "its first beta, where linear")
     end: float | None = _key(None, _number(above=0, below=1), "its last beta, where linear")
     sigma_data: float | None = _key(None, _number(above=0), "of edm")
@@ -124,6 +148,8 @@ class DataTable:
     """[data]: the training images."""
 
     images: str | None = _key(None, _text, "a folder of images")
+    tars: str | None = _key(None, _text, 'or tars of images: "shards/{000..099}.tar"')
+    parquet: str | None = _key(None, _text, "or Parquet files with a column of images")
     dataset: str | None = _key(None, _one_of(DATASETS), "or a known data set")
     path: str | None = _key(None, _text, "where that data set lies; digits and stamps need none")
     captions: str | None = _key(
@@ -147,7 +173,7 @@ class TrainTable:
 class DrawsTable:
     """[draws]: the pairs of noise level and noise that images are compared on."""
 
-    count: int = _key(8, _whole(1), "more rank better and take longer")
+    count: int = _key(8, _whole(1, _DRAWS), "more rank better and take longer")
     seed: int = _key(0, _SEED, "of the noise")
 
 
@@ -168,7 +194,7 @@ class TidTable:
 class IndexTable:
     """[index]: a sketch of every training image's gradients."""
 
-    dim: int = _key(2048, _whole(2), "numbers a draw and image; more find more")
+    dim: int = _key(2048, _whole(2, _WIDE), "numbers a draw and image; more find more")
     dtype: str = _key("float16", _one_of(get_args(Dtype)), "int8 takes half")
 
 
@@ -179,8 +205,8 @@ class TideTable:
     epochs: float = _key(50, _number(above=0), "of distillation")
     batch_size: int = _key(128, _whole(2), "images a step, at most")
     lr: float = _key(5e-5, _number(above=0), "learning rate")
-    dim: int = _key(768, _whole(1), "numbers of an embedding")
-    hidden: int = _key(512, _whole(1), "width inside")
+    dim: int = _key(768, _whole(1, _WIDE), "numbers of an embedding")
+    hidden: int = _key(512, _whole(1, _WIDE), "width inside")
     seed: int = _key(0, _SEED, "of batches, draws and first weights")
 
 
@@ -236,11 +262,13 @@ TABLES: dict[str, type[Any]] = {
 
 
 class Fault(WherefromError):
-    """Something that a table says cannot be; `at` is the table and the key, as far as known."""
+    """Something that a table says cannot be; `at` is the table and the key, as far as known, and
+    `option` says the same to somebody who writes options and no table.
+    """
 
-    def __init__(self, sentence: str, *at: str) -> None:
+    def __init__(self, sentence: str, *at: str, option: str | None = None) -> None:
         super().__init__(sentence)
-        self.at = at
+        self.at, self.option = at, option or sentence
 
 
 def check(settings: Settings) -> None:
@@ -248,7 +276,7 @@ def check(settings: Settings) -> None:
     kind = _one(settings.model, ("preset", "pipeline", "factory"), "model")
     _check_model(settings.model, kind)
     _check_process(settings.process, kind)
-    _one(settings.data, ("images", "dataset"), "data")
+    _one(settings.data, SOURCES, "data")
     _check_data(settings.data, kind)
     if kind != "preset":
         _none(settings.train, ("steps", "batch_size", "lr"), "train", "only a preset is trained")
@@ -257,11 +285,15 @@ def check(settings: Settings) -> None:
 def _check_model(model: ModelTable, kind: str) -> None:
     if kind != "pipeline":
         _none(model, ("lora", "size"), "model", "only a pipeline has it")
+    else:
+        _none(model, ("blocks",), "model", "a pipeline's are found")
     if kind != "factory":
         names = ("arguments", "weights", "entry")
         _none(model, names, "model", "only a factory's network has it")
     elif model.weights is None:
-        raise Fault('a factory\'s network needs weights: add weights = "..."', "model", "factory")
+        what = "a factory's network needs weights"
+        way = f"{what}: give their file with --weights"
+        raise Fault(f'{what}: add weights = "..."', "model", "factory", option=way)
 
 
 def _check_process(process: ProcessTable, kind: str) -> None:
@@ -291,16 +323,24 @@ def _check_data(data: DataTable, kind: str) -> None:
         why = "a known data set has its own"
         _none(data, ("captions", "size", "channels"), "data", why)
         if data.dataset == "cifar10" and data.path is None:
-            raise Fault(f'{data.dataset} needs its place: add path = "..."', "data", "dataset")
+            what = f"{data.dataset} needs its place"
+            way = f"{what}: give it with --path"
+            raise Fault(f'{what}: add path = "..."', "data", "dataset", option=way)
         if kind == "pipeline":
-            raise Fault("a pipeline takes a folder: use images", "data", "dataset")
+            way = "a pipeline takes a folder: use --images"
+            raise Fault("a pipeline takes a folder: use images", "data", "dataset", option=way)
+    if data.labels and (data.tars or data.parquet):
+        why = "classes are subfolders of a folder of images; in tars and Parquet there are none"
+        raise Fault(why, "data", "labels")
     if kind != "pipeline":
         why = "only a pipeline reads captions; labels = true makes classes of subfolders"
         _none(data, ("captions",), "data", why)
     if kind != "factory":
         _none(data, ("size", "channels"), "data", f"a {kind} says itself what it takes")
     elif data.dataset is None and data.size is None:
-        raise Fault("a factory's network needs size = pixels of its images", "data", "images")
+        what = "a factory's network needs size"
+        way = f"{what}: give the pixels of its images with --size"
+        raise Fault(f"{what} = pixels of its images", "data", "images", option=way)
     if data.captions is not None and data.labels:
         raise Fault("images have captions or labels, not both", "data", "captions")
 
@@ -311,7 +351,15 @@ def _one(table: Any, names: tuple[str, ...], where: str) -> str:
     if len(given) != 1:
         listed = f"{', '.join(names[:-1])} or {names[-1]}"
         has = f"has both {given[0]} and {given[1]}" if given else "names none"
-        raise Fault(f"[{where}] {has}: give one of {listed}", where, *given[1:2])
+        what = {"model": "a model", "data": "training images", "process": "a process"}[where]
+        is_now = f"named twice, by {given[0]} and {given[1]}" if given else "not named"
+        ways = ["--process" if name == "kind" else f"--{name}" for name in names]
+        raise Fault(
+            f"[{where}] {has}: give one of {listed}",
+            where,
+            *given[1:2],
+            option=f"{what}: {is_now}; give one of {', '.join(ways[:-1])} or {ways[-1]}",
+        )
     return given[0]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Asked = str | int | None  # a prompt, or a class by name or number
 _SEEDS = 2**63 - 1
+_DIGITS = 18  # of a class's number, at most
 
 
 class Space(Protocol):
@@ -197,14 +198,22 @@ def class_number(cond: Asked, classes: list[str] | None) -> int | None:
         if cond is not None:
             raise WherefromError(f"this model takes no condition: leave {cond!r:.60} out")
         return None
-    few = ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
     if cond is None:
-        raise WherefromError(f"this model was trained with classes: say which of {few} it is")
+        raise WherefromError(
+            f"this model was trained with classes: say which of {few(classes)} it is"
+        )
     if isinstance(cond, str) and cond in classes:
         return classes.index(cond)
-    number = int(cond) if isinstance(cond, str) and cond.isdecimal() else cond
+    # Python refuses to read a number of thousands of digits
+    digits = isinstance(cond, str) and cond.isdecimal() and len(cond) < _DIGITS
+    number = int(cond) if digits else cond
     if isinstance(number, int) and (0 <= number < len(classes) or not classes):
         return number
-    near = difflib.get_close_matches(str(cond), classes, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {few}"
-    raise WherefromError(f"there is no class {cond!r}: {hint}")
+    near = difflib.get_close_matches(str(cond)[:60], classes, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {few(classes)}"
+    raise WherefromError(f"there is no class {cond!r:.60}: {hint}")
+
+
+def few(classes: list[str]) -> str:
+    """Some classes by name."""
+    return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")

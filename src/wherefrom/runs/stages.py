@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Made:
     parts: Mapping[str, Any]  # what it depends on
     finished: bool
     seconds: float  # that it took
+    after: tuple[str, ...] = ()  # folders of the stages that it was worked with
 
 
 class Stages:
@@ -47,6 +49,7 @@ class Stages:
 
     def __init__(self, folder: Path, tell: Tell) -> None:
         self.folder, self.tell, self.idle = folder, tell, False
+        self._used: list[str] = []  # folders of stages, in this process
 
     def place(self, name: str, parts: Mapping[str, Any]) -> Path:
         """The folder of a stage that depends on these parts."""
@@ -76,12 +79,14 @@ class Stages:
         if before is not None and before.finished:
             with contextlib.suppress(OSError):
                 os.utime(folder / _NOTE)  # the last that was used is the one to compare with
+            self._note_use(before)
             yield folder
             return
         if self.idle:
             raise WherefromError(
                 f"run.toml in {self.folder} has changed since, and {words} would come first: run "
-                f"`wherefrom attribute {self.folder} IMAGE` again, or change it back"
+                f"`wherefrom attribute {shlex.quote(str(self.folder))} IMAGE` again, or change it "
+                "back"
             )
         check_folder(folder)
         busy = (
@@ -92,6 +97,7 @@ class Stages:
             self.tell(self._begins(name, parts, words, before))
             spent, started = 0.0 if before is None else before.seconds, time.monotonic()
             note = {"stage": name, "parts": parts, "finished": False, "seconds": spent}
+            note["after"] = list(self._used)
             save_json(folder / _NOTE, note)
             try:
                 yield folder
@@ -103,16 +109,35 @@ class Stages:
                 raise
             taken = spent + time.monotonic() - started
             save_json(folder / _NOTE, {**note, "finished": True, "seconds": taken})
+        self._used.append(folder.name)
         self.tell(f"{words}: done in {clock(taken)}")
+
+    def _note_use(self, made: Made) -> None:
+        """Note with what a finished stage is used, which may be more than it was made with."""
+        if not set(self._used) <= set(made.after):
+            note = load_json(made.folder / _NOTE)
+            with contextlib.suppress(WherefromError):  # a run that may only be read is used, too
+                save_json(
+                    made.folder / _NOTE, {**note, "after": sorted({*made.after, *self._used})}
+                )
+        self._used.append(made.folder.name)
 
     def _begins(self, name: str, parts: Mapping[str, Any], words: str, before: Made | None) -> str:
         if before is not None:
-            return f"{words}, from where it was interrupted"
+            kept = any(before.folder.rglob("*.safetensors"))
+            how = "from where it was interrupted" if kept else "of which nothing was kept yet"
+            return f"{words}, {how}"
         others = [one for one in self.all() if one.name == name]
         if not others:
             return words
         changed = differing(others[-1].parts, parts)
         return f"{words} anew ({changed}); what was there stays in {others[-1].folder.name}"
+
+
+def counted(number: float, what: str) -> str:
+    """1 draw, 2 draws."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{shown} {what}{'' if number == 1 else 's'}"
 
 
 def _made(folder: Path) -> Made:
@@ -125,7 +150,15 @@ def _made(folder: Path) -> Made:
         raise WherefromError(
             f"{folder / _NOTE} is damaged or was edited: delete {folder} to make it again"
         )
-    return Made(content["stage"], folder, content["parts"], content["finished"], content["seconds"])
+    after = content.get("after", [])
+    return Made(
+        content["stage"],
+        folder,
+        content["parts"],
+        content["finished"],
+        content["seconds"],
+        tuple(map(str, after)) if isinstance(after, list) else (),
+    )
 
 
 def _time(folder: Path) -> float:

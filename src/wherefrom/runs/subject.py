@@ -18,35 +18,20 @@ from torch import nn
 from ..adapters.model import Model, from_pipeline
 from ..artefacts.artefact import Artefact, there
 from ..artefacts.identity import fingerprint
-from ..data.cifar import cifar10
-from ..data.digits import digits
 from ..data.fingerprint import data_fingerprint
-from ..data.folder import Folder, folder
+from ..data.folder import Folder
 from ..data.items import Dataset, item_shape
-from ..data.sidecars import captions_of, metadata_columns
-from ..data.stamps import stamps
 from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError, whole
 from ..models.dit import DiT
 from ..models.presets import Preset, preset
 from .networks import below, made_network, made_process, opened_pipeline
-from .settings import DataTable, Settings
+from .pictures import Shown, given_captions, images_of, pictures_of, texts_of
+from .settings import Settings
 from .space import PipelineSpace, PixelSpace, Space
-from .stages import Stages
+from .stages import Stages, counted
 
-_CIFAR10 = [
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-]
-_TABLES = (".csv", ".jsonl", ".parquet")
+CODE = "the code of the factory"  # a part of stages
 
 
 @dataclass(frozen=True)
@@ -94,9 +79,11 @@ def subject(
     return _of_pipeline(settings, place, device, stages)
 
 
-def _known_parts(settings: Settings, denoiser: Denoiser, dataset: Dataset) -> dict[str, Any]:
+def _known_parts(
+    settings: Settings, denoiser: Denoiser, dataset: Dataset, code: str | None = None
+) -> dict[str, Any]:
     model = settings.model
-    chosen = {"layers": model.layers, "exclude": model.exclude}
+    chosen = {"layers": model.layers, "exclude": model.exclude, CODE: code}
     return {
         "the network": denoiser.identity(),
         **{name: value for name, value in chosen.items() if value is not None},
@@ -105,28 +92,6 @@ def _known_parts(settings: Settings, denoiser: Denoiser, dataset: Dataset) -> di
 
 
 # --- networks of pixels ---------------------------------------------------------------------------
-
-
-def _images(data: DataTable, place: Path, size: Any, channels: int) -> tuple[Dataset, list[str]]:
-    """The training images and the names of their classes, if they have any."""
-    if data.dataset == "digits":
-        return digits(labels=data.labels), [str(number) for number in range(10)]
-    if data.dataset == "stamps":
-        drawn = stamps(labels=data.labels)
-        return drawn, drawn.classes
-    if data.dataset == "cifar10":
-        assert data.path is not None
-        return cifar10(below(place, data.path), labels=data.labels), _CIFAR10
-    assert data.images is not None
-    found = folder(below(place, data.images), size, channels, data.labels)
-    return found, found.classes
-
-
-def known_classes(settings: Settings, place: Path) -> list[str] | None:
-    """The names of the classes of images for a network of pixels, found without it."""
-    if not settings.data.labels:
-        return None
-    return _images(settings.data, place, None, 3)[1]
 
 
 def _of_preset(
@@ -138,9 +103,9 @@ def _of_preset(
 ) -> Subject:
     one, first, dataset, names = untrained(settings, place)
     network = _trained(settings, one, first.to(device), dataset, stages, without)
-    denoiser = Denoiser(
-        network, first.process, layers=settings.model.layers, exclude=settings.model.exclude
-    )
+    table = settings.model
+    chosen = {"layers": table.layers, "exclude": table.exclude, "blocks": table.blocks}
+    denoiser = Denoiser(network, first.process, **chosen)
     return _of_pixels(settings, denoiser, dataset, names, one)
 
 
@@ -154,7 +119,7 @@ def untrained(settings: Settings, place: Path) -> tuple[Preset, DiT, Dataset, li
             f"the preset {one.name} takes embeddings of texts, which a run does not make: use it "
             "in Python, or take another preset"
         )
-    dataset, names = _images(data, place, first.image_size, first.channels)
+    dataset, names = images_of(data, place, first.image_size, first.channels)
     _check_shape(dataset, (first.channels, first.image_size, first.image_size), one.name)
     _check_classes(first, names if data.labels else None, one.name)
     return one, first, dataset, names
@@ -193,7 +158,7 @@ def _trained(
     """The network, trained or, where it is there, read."""
     how, parts = training(settings, one, dataset)
     used = len(dataset) - len(without)
-    words = f"training the network ({how['steps']:,} steps on {used:,} images)"
+    words = f"training the network ({counted(how['steps'], 'step')} on {counted(used, 'image')})"
     if without:
         parts["without"] = fingerprint(list(without))
         how["keep"] = sorted(set(range(len(dataset))) - set(without))
@@ -223,26 +188,60 @@ def training(
 
 
 def _of_factory(settings: Settings, place: Path, device: torch.device) -> Subject:
+    denoiser, code, dataset, names = of_factory(settings, place, device)
+    return _of_pixels(settings, denoiser, dataset, names, None, code)
+
+
+def of_factory(
+    settings: Settings, place: Path, device: torch.device
+) -> tuple[Denoiser, str, Dataset, list[str]]:
+    """A network of somebody's own, the digest of its code, its training images and the names of
+    their classes; it was rehearsed on one of these.
+    """
     model, data = settings.model, settings.data
     channels = 3 if data.channels is None else data.channels
-    dataset, names = _images(data, place, data.size, channels)
-    made, process = made_network(model, place), made_process(settings.process, place)
+    dataset, names = images_of(data, place, data.size, channels)
+    (made, code), process = made_network(model, place), made_process(settings.process, place)
+    chosen = {"layers": model.layers, "exclude": model.exclude, "blocks": model.blocks}
     if isinstance(made, Denoiser):
-        if process is not None or model.layers is not None or model.exclude is not None:
+        if process is not None or any(value is not None for value in chosen.values()):
             raise WherefromError(
                 f"{model.factory} gives a denoiser, which says process and layers itself: take "
-                "[process], layers and exclude out of run.toml"
+                "[process], layers, exclude and blocks out of run.toml"
             )
         made.network.to(device)
         denoiser = made
     elif process is None:
         raise WherefromError(
-            f"{model.factory} gives a network, whose process must be said: add [process] with "
-            'kind = "edm", "ddpm", "v", "sample" or "flow" to run.toml'
+            f"{model.factory} gives a network, whose process must be said: give --process, or add "
+            '[process] with kind = "edm", "ddpm", "v", "sample" or "flow" to run.toml'
         )
     else:
-        denoiser = Denoiser(made.to(device), process, layers=model.layers, exclude=model.exclude)
-    return _of_pixels(settings, denoiser, dataset, names, None)
+        denoiser = Denoiser(made.to(device), process, **chosen)
+    rehearse(denoiser, dataset)
+    return denoiser, code, dataset, names
+
+
+def rehearse(denoiser: Denoiser, dataset: Dataset) -> None:
+    """One pass of one item, so that a network that does not fit its images is known for that before
+    anything long begins.
+    """
+    item = dataset[0]
+    x, label = item if isinstance(item, tuple) else (item, None)
+    cond = None if label is None else torch.as_tensor(label)[None]
+    try:
+        with torch.no_grad():
+            batch, given = denoiser.placed(x[None], cond)
+            denoiser(batch, denoiser.process.grid(3)[1], given)
+    except WherefromError:
+        raise
+    except Exception as error:
+        kind, said = type(error).__name__, str(error).split("\n")[0]
+        with_class = " with a class" if cond is not None else " without a class"
+        raise WherefromError(
+            f"the network fails on an item of {tuple(x.shape)}{with_class} ({kind}: {said}): set "
+            "channels, size and labels in [data] as it takes them (--channels, --size, --labels)"
+        ) from error
 
 
 def _of_pixels(
@@ -251,6 +250,7 @@ def _of_pixels(
     dataset: Dataset,
     names: list[str],
     one: Preset | None,
+    code: str | None = None,
 ) -> Subject:
     classes = names if settings.data.labels else None
     how = {key: value for key, value in vars(settings.generate).items() if value is not None}
@@ -258,7 +258,7 @@ def _of_pixels(
         how = {"steps": one.sampling_steps, "guidance": one.guidance, **how}
     shape = item_shape(dataset)
     space = PixelSpace(denoiser, shape, classes, **how)
-    parts = _known_parts(settings, denoiser, dataset)
+    parts = _known_parts(settings, denoiser, dataset, code)
     return Subject(denoiser, dataset, shape, space, classes, False, parts)
 
 
@@ -270,8 +270,8 @@ class Opened(NamedTuple):
 
     pipe: Any
     model: Model
-    images: Path
-    found: Folder
+    images: Path | Shown  # as `model.dataset` takes them
+    found: Shown
     captions: Any  # as `model.dataset` takes them
     texts: Any  # what they say: of each picture, or one for all
     parts: dict[str, Any]  # what encoding depends on
@@ -281,7 +281,7 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
     pipe, model, images, found, captions, _, parts = opened(settings, place, device, stages)
     classes, how = _classes(pipe, found), settings.generate
     space = PipelineSpace(pipe, model, classes, how.steps, how.guidance)
-    words = f"encoding {len(found):,} images"
+    words = f"encoding {counted(len(found), 'image')}"
     with stages.working("latents", parts, words) as kept:
         dataset = model.dataset(images, captions, cache=kept / "latents")
     of_both = _known_parts(settings, model.denoiser, dataset)
@@ -291,17 +291,17 @@ def _of_pipeline(settings: Settings, place: Path, device: torch.device, stages: 
 def opened(settings: Settings, place: Path, device: torch.device, stages: Stages) -> Opened:
     """A pipeline, and pictures with the captions or classes that it asks for."""
     table, data = settings.model, settings.data
-    assert data.images is not None
     stages.tell(f"opening the pipeline {table.pipeline}")
     pipe = opened_pipeline(table, place, device)
     model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
-    images = below(place, data.images)
-    found = folder(images, labels=data.labels)
-    captions = _captions(data, place, found)
-    texts = _texts(found, captions, images) if model.encoder.names else None
+    found = pictures_of(data, place)
+    images = found if data.images is None else below(place, data.images)
+    captions = given_captions(data, place, found)
+    texts = texts_of(found, captions) if model.encoder.names else None
     if texts is None and model.encoder.names:
         raise WherefromError(
-            f"{type(pipe).__name__} generates from prompts or classes, and {images} has neither: "
+            f"{type(pipe).__name__} generates from prompts or classes, and "
+            f"{data.images or data.tars or data.parquet} has neither: "
             "put captions beside the images, or set captions or labels = true in [data]"
         )
     parts = {
@@ -312,30 +312,9 @@ def opened(settings: Settings, place: Path, device: torch.device, stages: Stages
     return Opened(pipe, model, images, found, captions, texts, parts)
 
 
-def _captions(data: DataTable, place: Path, found: Folder) -> Any:
-    """As `model.dataset` takes them."""
-    if data.labels:
-        return found.labels
-    if data.captions is not None and Path(data.captions).suffix in _TABLES:
-        return str(below(place, data.captions).absolute())
-    return data.captions
-
-
-def _texts(found: Folder, captions: Any, images: Path) -> Any:
-    """What captions say, where they are a column or a file."""
-    table = isinstance(captions, str) and Path(captions).suffix in _TABLES
-    if (
-        captions is None
-        or table
-        or (isinstance(captions, str) and captions in metadata_columns(images))
-    ):
-        return captions_of(found, captions)
-    return captions
-
-
-def _classes(pipe: Any, found: Folder) -> list[str] | None:
+def _classes(pipe: Any, found: Shown) -> list[str] | None:
     """The names of classes: those of the images' folders, or the pipeline's own."""
-    if found.classes:
+    if isinstance(found, Folder) and found.classes:
         return found.classes
     labels: Mapping[str, int] = getattr(pipe, "labels", None) or {}
     if not labels:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..artefacts.files import check_readable, save_bytes
+from ..artefacts.files import check_readable
 from ..errors import WherefromError
 from .settings import OF, TABLES, Fault, Settings, tables_of
 
@@ -33,10 +33,17 @@ def read_settings(path: Path) -> Settings:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise WherefromError(f"{path} is not text in UTF-8 ({error.reason})") from error
+    return read_text(path, text)
+
+
+def read_text(path: Path, text: str) -> Settings:
+    """What the text of a run.toml says; `path`: by which it is called where it is wrong."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also a number of thousands of digits
         raise WherefromError(f"{path} cannot be read as TOML: {error}") from error
+    except RecursionError as error:
+        raise WherefromError(f"{path} cannot be read as TOML: it is nested too deeply") from error
     try:
         return tables_of(content)
     except Fault as fault:
@@ -69,13 +76,10 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s\"']", "", name)
 
 
-def write_settings(path: Path, given: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a run.toml of the values given; the other keys stand there as comments."""
-    save_bytes(path, written(given).encode())
-
-
 def written(given: Mapping[str, Mapping[str, Any]]) -> str:
-    """A run.toml as text, of the tables that a model of this kind has."""
+    """A run.toml as text, of the tables that a model of this kind has; a key that is not given
+    stands there as a comment.
+    """
     tables_of(given)  # what cannot be read again is not written
     kind = next(name for name in ("preset", "pipeline", "factory") if name in given["model"])
     lines = [_HEAD]
@@ -106,9 +110,30 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return _quoted(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + "}"
+        pairs = (f"{_key(key)} = {_value(one)}" for key, one in value.items())
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     return repr(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """A text as TOML has it, in UTF-8, with whatever is not to be seen escaped."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        seen = text.encode(errors="backslashreplace").decode()
+        raise WherefromError(
+            f"{seen} is not UTF-8, and a run.toml can hold nothing else: rename it"
+        ) from error
+    return re.sub(
+        "[\x7f-\x9f]",
+        lambda one: f"\\u{ord(one[0]):04x}",
+        json.dumps(text, ensure_ascii=False),
+    )

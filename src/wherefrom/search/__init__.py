@@ -1,1 +1,1 @@
-"""Stored vectors of a training set, exact and approximate search among them."""
+"""Stored vectors of a training set, exact and approximate search among them, and their export."""

@@ -23,8 +23,8 @@ from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
 from ..errors import WherefromError, need, number, whole
 from .exact import Exact
-from .pieces import Pieces
 from .quantiser import Sizes, within
+from .segments import Segments
 from .store import VectorStore
 from .vectors import Vectors
 
@@ -46,7 +46,7 @@ class Searched(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def about(self) -> dict[str, Any]: ...
+    def carried(self) -> dict[str, Any]: ...
 
     def embedded(self, queries: Tensor | Dataset) -> Iterator[Tensor]: ...
 
@@ -58,14 +58,14 @@ class Approximate:
     as it was when the index was made.
     """
 
-    def __init__(self, bank: Searched, pieces: Pieces) -> None:
-        sizes = pieces.sizes
+    def __init__(self, bank: Searched, made: Segments) -> None:
+        sizes = made.sizes
         assert sizes is not None
         self.bank, self._probes = bank, sizes.probes
-        self.recall = float(pieces.state.get("recall", math.nan))
-        self._pieces, self._sizes = pieces, sizes
-        self._quantiser = pieces.quantiser(bank.device)
-        self._segments = pieces.segments()
+        self.recall = float(made.state.get("recall", math.nan))
+        self._made, self._sizes = made, sizes
+        self._quantiser = made.quantiser(bank.device)
+        self._segments = made.segments()
         self._kept: tuple[tuple[int, int], Any] = (-1, -1), None  # ids that are not deleted
 
     @classmethod
@@ -83,25 +83,25 @@ class Approximate:
         need("faiss", "search")
         store = _one_product(bank.store.as_it_is())
         place = None if folder is None else Path(folder) / _FOLDER
-        pieces = Pieces.claim(place, store)
-        sizes = pieces.sizes
+        made = Segments.claim(place, store)
+        sizes = made.sizes
         if sizes is None:
             sizes = Sizes.fitting(store, components, lists, codes, probes)
         given = {"components": components, "lists": lists, "codes": codes, "probes": probes}
         for name, value in given.items():
             was = sizes.state()[name]
-            if value is not None and pieces.state and whole(name, value) != was:
+            if value is not None and made.state and whole(name, value) != was:
                 raise WherefromError(
                     f"the index in {place} was begun with {name}={was}, not {value}: leave {name} "
                     "out, or choose another folder"
                 )
         measured = None if queries is None else torch.cat(list(bank.embedded(queries)))
-        pieces.grow(store, sizes, bank.device)
-        made = cls(bank, pieces)
-        if measured is not None or "recall" not in pieces.state:
-            made.recall = made._measured(store, measured, _least(store))
-            pieces.note(recall=made.recall)
-        return made
+        made.grow(store, sizes, bank.device)
+        index = cls(bank, made)
+        if measured is not None or "recall" not in made.state:
+            index.recall = index._measured(store, measured, _least(store))
+            made.note(recall=index.recall)
+        return index
 
     @classmethod
     def open(cls, folder: Folder, bank: Searched) -> Self:
@@ -109,20 +109,20 @@ class Approximate:
         has, this takes seconds.
         """
         need("faiss", "search")
-        return cls(bank, Pieces.open(Path(folder) / _FOLDER, bank.store.as_it_is()))
+        return cls(bank, Segments.open(Path(folder) / _FOLDER, bank.store.as_it_is()))
 
     def save(self, folder: Folder) -> None:
         """Write the index; it serves this bank, also where items are appended or deleted later."""
-        self._pieces.copy(Path(folder) / _FOLDER)
+        self._made.copy(Path(folder) / _FOLDER)
 
     def follow(self) -> None:
         """Take in what was appended to the bank: nothing else is encoded again. An index that was
         made in a folder, or opened in one, grows there.
         """
         store = self.bank.store.as_it_is()
-        self._pieces.check(store)
-        self._pieces.grow(store, self._sizes, self.bank.device)
-        self._segments = self._pieces.segments()
+        self._made.check(store)
+        self._made.grow(store, self._sizes, self.bank.device)
+        self._segments = self._made.segments()
 
     @property
     def probes(self) -> int:
@@ -159,7 +159,7 @@ class Approximate:
             )
         how = {"probes": self.probes, "recall": self.recall}
         draws = list(range(store.draws))
-        about = {**self.bank.about, "searched_draws": draws, "approximate": how}
+        about = {**self.bank.carried, "searched_draws": draws, "approximate": how}
         # both ends at once: they are two queries to faiss, and one thread takes each
         ends = self._proposed(store, torch.cat([vectors, -vectors]), top_k).chunk(2)
         for query, both in zip(vectors.cpu().float().flatten(1), torch.cat(ends, 1), strict=True):
@@ -228,8 +228,8 @@ class Approximate:
     def _current(self) -> VectorStore:
         """The bank as it is now, if this index has all of its items."""
         store = self.bank.store.as_it_is()
-        self._pieces.check(store)
-        missing = store.given - self._pieces.items
+        self._made.check(store)
+        missing = store.given - self._made.items
         if missing:
             raise WherefromError(
                 f"{missing} items were appended to the bank since this index was made: take them "

@@ -17,7 +17,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..attribution.pictures import Metadata
 from ..attribution.result import Attribution, joined
+from ..attribution.source import of_sets
 from ..attribution.top import check_top_k
 from ..data.items import Cond, Dataset, item_shape, query_count, read
 from ..data.manner import Manner, say_misfit
@@ -25,7 +27,9 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.streams import Streams
 from ..errors import WherefromError
+from .engines import Engine, Precision, writer_of
 from .exact import Exact
+from .export import Export
 from .second_look import Settles, check_look, settled
 from .store import Made, VectorStore
 from .trace import Each, Trace, traced
@@ -138,6 +142,14 @@ class Collection(ABC):
         """The vectors of some items, as they are stored: [n, M, d] float32 on the CPU."""
         return self.store.vectors(ids)
 
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What an attribution carries: the method with its settings, and the data it is of."""
+        sets = self.store.sets
+        # an earlier wherefrom did not note what it appended
+        noted = sum(count for count, _ in sets) == self.store.given
+        return {**self.about, **(of_sets(sets) if noted else {})}
+
     # --- search ---------------------------------------------------------------------------------
 
     def search(
@@ -187,7 +199,7 @@ class Collection(ABC):
         """`search` with vectors [Q, m, d] at these draws in place of images."""
         here = self.as_it_is()
         chosen = here.exact.chosen_draws(draws)
-        about = {**self.about, "searched_draws": chosen}
+        about = {**here.carried, "searched_draws": chosen}
         return here.exact.nearest(vectors, top_k, chosen, self.device, about)
 
     def trace(
@@ -211,6 +223,46 @@ class Collection(ABC):
                 they are and who mattered there: to watch them form.
         """
         return traced(self.as_it_is(), source, top_k, aligned, each)
+
+    def export(
+        self,
+        engine: Engine,
+        place: Any,
+        dataset: Dataset | None = None,
+        metadata: Metadata | None = None,
+        *,
+        name: str = "wherefrom",
+        dim: int | None = None,
+        dtype: Precision = "float32",
+        draws: int | Sequence[int] | None = None,
+        ids: Tensor | Iterable[int] | None = None,
+        queries: Tensor | Dataset | None = None,
+    ) -> Export:
+        """Write the items to a vector engine: one vector an item, by whose inner product with
+        `export.vectors(queries)` the engine finds what `search` does.
+
+        Items that were deleted are not written, and are taken out where they were written before.
+        An index is refused: its scores are products, which no single vector gives.
+
+        Args:
+            engine: "parquet", "lance" or "qdrant" (extra `export`).
+            place: the file; the folder, address or connection of LanceDB; the address or client of
+                Qdrant.
+            dataset: the images that the vectors are of, appended ones last: gives name, caption,
+                label and what else is known of them, as columns or payload. One called id, vector,
+                name or caption gets a _ behind its name.
+            metadata: further columns, as `wherefrom.Attribution.save` takes them.
+            name: of the table or collection.
+            dim: so many numbers a vector, the principal components of all draws; None: all.
+            dtype: "float32" or "float16".
+            draws: which are compared, as in `search`.
+            ids: only these, which `append` has returned; None: all that are there.
+            queries: images to measure `recall` with where something is lost; None: 64 items.
+        """
+        writer_of(engine)  # before the work
+        made = Export.of(self, dim, dtype, draws, queries)
+        made.to(engine, place, dataset, metadata, name=name, ids=ids)
+        return made
 
     def embedded(
         self, queries: Tensor | Dataset, draws: Sequence[int] | None = None

@@ -39,6 +39,7 @@ class Exact:
 
     def __init__(self, store: VectorStore, compare: Compare | None = None) -> None:
         self.store, self._compare = store, compare or Vectors.dot
+        self.linear = compare is None  # whether a score is one inner product of all there is
         # unit vectors are compared in the precision that they are kept in
         self._narrow = compare is None and store.dtype != "float32"
         self._resident = _Resident()
@@ -54,6 +55,12 @@ class Exact:
 
         None: all; a number: so many, evenly spaced; or a list of indices.
         """
+        here = self.store
+        if here.given < here.images:
+            raise WherefromError(
+                f"the {here.artefact.kind} in {here.folder} holds {here.given} of {here.images} "
+                "images, as its shards are not joined yet: build it once more without a shard"
+            )
         if len(self.store) == 0:
             raise WherefromError(
                 f"every item of this {self.store.artefact.kind} was deleted: append others before "

@@ -1,271 +1,168 @@
-"""How an approximate index comes to be: shard after shard of its bank is encoded, by one process or
-by many, and what was encoded is merged into segments.
+"""Vectors that several processes make, each in a folder of its own inside the whole store's: which
+items they hold, which are missing, and how they become one store.
 
-Whoever comes takes a shard that nobody has taken. A part counts once it is whole, so that one who
-is killed loses a shard's work; in which order parts came, and from whom, is not seen in segments.
+Items are dealt out in whole batches, so that their vectors have the same bits whoever makes them.
+Joining moves no vector: files are linked, and one list is written.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from ..artefacts.artefact import Artefact, Folder
+from ..artefacts.artefact import Artefact
 from ..artefacts.files import check_folder
-from ..artefacts.identity import differing
-from ..artefacts.lock import Lock, locked
+from ..artefacts.lock import only_one
+from ..artefacts.parts import PartFolders
 from ..errors import WherefromError
-from ..running.progress import bar
-from ..running.threads import threads
-from .quantiser import Quantiser, Segment, Sizes, joined
-from .store import VectorStore
+from ..running.ranks import Share, gathered, meet
 
-KIND, ANEW = "approximate index", "make it anew with bank.approximate()"
-_SEGMENT = 2**22  # items of a segment, at most, unless a single shard has more
+_MAKING = ".making.lock"
+
+
+class Piece(NamedTuple):
+    """Vectors of some items that follow each other, whole on disk."""
+
+    start: int
+    items: int
+    artefact: Artefact
+    name: str  # in it
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.items
 
 
 class Pieces:
-    """The quantiser, parts and segments of an approximate index of a store, in a folder or in
-    memory.
+    """Those of one store.
+
+    Args:
+        whole: the artefact that they will be joined in.
+        begun: items, from the first on, that it holds already.
+        count: items in all.
+        here: which part is this process's.
     """
 
-    def __init__(self, artefact: Artefact) -> None:
-        self.artefact = artefact
-
-    @classmethod
-    def claim(cls, folder: Folder | None, store: VectorStore) -> Self:
-        """What a folder holds of the index of a store, or nothing yet."""
-        # its identity is what never changes while items come and go
-        found = cls(Artefact.claim(folder, KIND, store.artefact.identity))
-        found.check(store)
-        return found
-
-    @classmethod
-    def open(cls, folder: Folder, store: VectorStore) -> Self:
-        """One that was made in a folder, of this store."""
-        found = cls(Artefact.open(folder, KIND, ANEW))
-        found.check(store)
-        try:
-            whole = len(found.state["shards"]) >= found.state["wanted"]
-            Sizes(**found.state["sizes"])
-        except (KeyError, TypeError) as error:
-            raise WherefromError(
-                f"the {KIND} in {folder} is damaged ({error}): delete {folder} and {ANEW}"
-            ) from error
-        if not whole:
-            have, wanted = len(found.state["parts"]), found.state["wanted"]
-            raise WherefromError(
-                f"the {KIND} in {folder} has {have} of {wanted} shards of its bank, its build was "
-                "interrupted: call bank.approximate(folder=...) with the folder it was made in"
-            )
-        return found
-
-    # --- what is there --------------------------------------------------------------------------
+    def __init__(self, whole: Artefact, begun: int, count: int, here: Share) -> None:
+        self.whole, self.begun, self.count, self.here = whole, begun, count, here
+        self._what = f"the {whole.kind}"
+        self._folders = PartFolders(whole)
+        self._known = self._folders.found()
+        gathered(None, self._what)  # nobody writes before all have looked
 
     @property
-    def folder(self) -> Path | None:
-        return self.artefact.folder
+    def direct(self) -> bool:
+        """Whether a process alone works on the whole itself, as there are no parts."""
+        return self.here.alone and not self._known
 
     @property
-    def state(self) -> dict[str, Any]:
-        return self.artefact.state
+    def batch_size(self) -> int | None:
+        """Of the batches that the parts were made in; None: there are none yet."""
+        sizes = [int(part.state["batch_size"]) for part in self._known.values() if part.state]
+        return min(sizes) if sizes else None
 
-    @property
-    def sizes(self) -> Sizes | None:
-        """The settings that it was begun with."""
-        return Sizes(**self.state["sizes"]) if self.state else None
-
-    @property
-    def items(self) -> int:
-        """How many ids of the bank are in segments: 0, 1, ..., deleted ones among them."""
-        return int(self.state["items"])
-
-    def quantiser(self, device: torch.device) -> Quantiser:
-        return Quantiser(self.artefact.read("quantiser"), device)
-
-    def segments(self) -> list[Segment]:
-        """In order of ids."""
-        return [self._segment(name) for name, *_ in self.state["segments"]]
-
-    def _segment(self, name: str) -> Segment:
-        return Segment(self.artefact.read(name)["index"])
-
-    def check(self, store: VectorStore) -> None:
-        """Refuse a bank that is not the one that this index is of, however it grew since."""
-        differs = differing(self.artefact.identity, store.artefact.identity)
-        known: list[int] = self.state.get("shards", [])
-        if differs or store.checksums[: len(known)] != known:
-            where = "this index" if self.folder is None else f"the index in {self.folder}"
-            raise WherefromError(
-                f"{where} was made of another bank, or of this one before it was built anew "
-                f"({differs or 'vectors was another one'}): {ANEW}"
-            )
-
-    # --- making ---------------------------------------------------------------------------------
-
-    def grow(self, store: VectorStore, sizes: Sizes, device: torch.device) -> None:
-        """Encode and merge the shards of a store that are not in it yet, beside whoever else does
-        so just now.
-        """
-        if self.state and len(self.state["shards"]) >= len(store.counts):
-            return
-        if self.folder is not None:
-            check_folder(self.folder)
-        with self._turn("training"):
-            self._look()
-            if not self.state:
-                made = Quantiser.trained(store, sizes, device)
-                begun: dict[str, Any] = {"sizes": sizes.state(), "wanted": len(store.counts)}
-                begun |= {"shards": [], "items": 0, "segments": [], "parts": {}}
-                self._commit(begun, [("quantiser", made.tensors())])
-        quantiser = self.quantiser(device)
-        with threads(self.artefact.threads):  # as it began: others give codes other last bits
-            self._encode(store, quantiser)
-        with self._turn("merging"):
-            self._look()
-            self._merge(store, quantiser)
-
-    def note(self, **state: Any) -> None:
-        """Keep something beside what is there."""
-        self._commit(state)
-
-    def copy(self, folder: Path) -> None:
-        """Write quantiser and segments to another folder, in place of what is there."""
-        names = ["quantiser", *(name for name, *_ in self.state["segments"])]
-        made = Artefact.anew(folder, KIND, self.artefact.identity)
-        made.threads = self.artefact.threads
-        made.finish(
-            {**self.state, "parts": {}}, **{name: self.artefact.read(name) for name in names}
-        )
-
-    def _encode(self, store: VectorStore, quantiser: Quantiser) -> None:
-        counts, later = store.counts, list[int]()
-        with bar(sum(counts), "indexing approximately", "image") as progress:
-            for wait in (False, True):  # what others have taken is looked at again at the end
-                for number in later if wait else range(len(counts)):
-                    name = f"part-{number:05d}"
-                    with self._turn(name, wait) as mine:
-                        if not mine:
-                            later.append(number)
-                            continue
-                        self._look()
-                        if number >= len(self.state["shards"]) and name not in self.state["parts"]:
-                            part = quantiser.encoded(store.shard(number))
-                            parts = {name: store.checksums[number]}
-                            self._commit({"parts": parts}, [(name, part)])
-                    progress.update(counts[number])
-
-    def _merge(self, store: VectorStore, quantiser: Quantiser) -> None:
-        """Make segments of parts; the last segments are made anew with them unless they are larger,
-        so that there are few however often a bank grows.
-        """
-        done, first, fresh = len(self.state["shards"]), self.items, list[_Source]()
-        for number, count in enumerate(store.counts[done:], done):
-            fresh.append(_Source(f"part-{number:05d}", first, count))
-            first += count
-        parts = self.state["parts"]
-        if [parts.get(part.name) for part in fresh] != store.checksums[done:]:
-            raise WherefromError(
-                f"what was encoded in {self.folder} is of another bank: delete {self.folder} and "
-                f"{ANEW}"
-            )
-        kept = [_Source(*one) for one in self.state["segments"]]
-        kept, old = _worth_merging(kept, sum(part.size for part in fresh))
-        groups = list(_groups([*old, *fresh]))
-        for group in groups:
-            size = sum(one.size for one in group)
-            kept.append(_Source(_segment_name(group), group[0].first, size))
-
-        def made() -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-            for group in groups:
-                members = [
-                    self._segment(one.name).items() if one in old else self._part(one)
-                    for one in group
-                ]
-                yield _segment_name(group), {"index": quantiser.segment(*joined(members))}
-
-        if groups:
-            now = {"segments": kept, "items": first, "shards": store.checksums}
-            self._commit(now, made(), gone=[one.name for one in [*old, *fresh]])
-
-    def _part(self, one: _Source) -> tuple[Tensor, Tensor, Tensor]:
-        part = self.artefact.read(one.name)
-        return torch.arange(one.first, one.first + one.size), part["lists"], part["codes"]
-
-    # --- beside others --------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """Know of what others have committed."""
-        if self.folder is not None:
-            self.artefact = Artefact.claim(self.folder, KIND, self.artefact.identity)
-
-    def _commit(
-        self,
-        state: Mapping[str, Any],
-        made: Iterable[tuple[str, Mapping[str, Tensor]]] = (),
-        gone: Collection[str] = (),
-    ) -> None:
-        """Add to state and content; parts to those of others, less what is gone."""
-        draft = self.artefact.draft()
-        try:
-            for name, tensors in made:  # nobody waits for the disk
-                self.artefact.write(name, tensors, draft)
-            with contextlib.nullcontext() if self.folder is None else locked(self.folder):
-                self._look()
-                parts = {**self.state.get("parts", {}), **state.get("parts", {})}
-                parts = {name: of for name, of in parts.items() if name not in gone}
-                names = [name for name in self.artefact.names if name not in gone]
-                self.artefact.commit({**self.state, **state, "parts": parts}, names, draft)
-        finally:
-            draft.discard()
+    def own(self) -> Artefact:
+        """Where this process keeps what it makes."""
+        name = self.here.name
+        if name not in self._known:
+            self._known[name] = self._folders.claim(name)
+        return self._known[name]
 
     @contextlib.contextmanager
-    def _turn(self, name: str, wait: bool = True) -> Iterator[bool]:
-        """Inside, nobody else does what is named; False: somebody does, and was not waited for."""
-        if self.folder is None:
-            yield True
+    def only_maker(self) -> Iterator[None]:
+        """Inside, nobody else makes this process's part."""
+        folder = self.own().folder
+        if folder is None:
+            yield
             return
-        lock = Lock.take(self.folder / f".{name}.lock", wait)
-        try:
-            yield lock is not None
-        finally:
-            if lock is not None:
-                lock.release()
+        check_folder(folder)
+        busy = f"somebody else is making this part in {folder} just now: wait until that is done"
+        with only_one(folder / _MAKING, busy):
+            yield
+
+    def spans(self, batch: int, most: int) -> list[range]:
+        """The items that this process makes, in whole batches and at most so many in a row."""
+        if self.here.apart:
+            held = [piece for piece in _pieces(self._known) if piece.artefact is self.own()]
+            dealt = self._dealt([range(0, self.count)], batch, self.count)
+            return [rest for span in dealt for rest in _without(span, held, 0)]
+        holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
+        return self._dealt(holes, batch, most)
+
+    def _dealt(self, holes: list[range], batch: int, most: int) -> list[range]:
+        """This process's share of what is missing: every rank-th run of batches."""
+        missing = sum(len(hole) for hole in holes)
+        batches = max(1, -(-missing // (batch * self.here.world)))  # of a run, that all get some
+        run = batch * min(batches, max(1, most // batch))
+        runs = [
+            range(start, min(start + run, hole.stop))
+            for hole in holes
+            for start in range(hole.start, hole.stop, run)
+        ]
+        return runs[self.here.rank :: self.here.world]
+
+    # --- joining --------------------------------------------------------------------------------
+
+    def join(self, state: dict[str, Any], counts: list[int], name: Any) -> None:
+        """Make one store of all parts; `state`: what it keeps beside the counts of its shards,
+        `name`: of a shard by its number.
+        """
+        if self.whole.folder is None:
+            parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._what))}
+        else:
+            meet(self._what)
+            parts = self._folders.found()
+        if self.here.first or self.whole.folder is None:
+            found = sorted(_pieces(parts), key=lambda piece: piece.start)
+            self._check(found)
+            draft = self.whole.draft()
+            try:
+                for number, piece in enumerate(found, len(counts)):
+                    self.whole.adopt(name(number), piece.artefact, piece.name, draft)
+                counts = [*counts, *(piece.items for piece in found)]
+                self.whole.commit({**state, "counts": counts, "deleted": []}, draft=draft)
+            finally:
+                draft.discard()
+        if self.here.first:
+            self._folders.clear()
+        meet(self._what)
+
+    def _check(self, found: list[Piece]) -> None:
+        """Refuse pieces that do not follow each other to the end."""
+        place = self.begun
+        for piece in found:
+            if piece.start < place:
+                raise WherefromError(
+                    f"items {piece.start} to {min(place, piece.stop) - 1} of {self._what} in "
+                    f"{self.whole.folder} are there twice, the second time in "
+                    f"{piece.artefact.folder}: delete that folder"
+                )
+            if piece.start > place:
+                break
+            place = piece.stop
+        if place < self.count:
+            nearest = min((one.start for one in found if one.start > place), default=self.count)
+            raise WherefromError(
+                f"items {place} to {nearest - 1} of {self._what} in {self.whole.folder} are "
+                "missing: run the shard that makes them, then build it once more without a shard"
+            )
 
 
-class _Source(NamedTuple):
-    """A part or a segment."""
-
-    name: str
-    first: int  # id
-    size: int
+def _pieces(parts: Mapping[str, Artefact]) -> Iterator[Piece]:
+    for part in parts.values():
+        for name, (start, count) in part.state.get("pieces", {}).items():
+            yield Piece(int(start), int(count), part, name)
 
 
-def _worth_merging(segments: Sequence[_Source], count: int) -> tuple[list[_Source], list[_Source]]:
-    """Segments that stay, and the last ones, that so many new items are merged with."""
-    stay, old = list(segments), list[_Source]()
-    while count and stay and stay[-1].size <= count and stay[-1].size + count <= _SEGMENT:
-        old.insert(0, stay.pop())
-        count += old[0].size
-    return stay, old
-
-
-def _groups(sources: Sequence[_Source]) -> Iterator[list[_Source]]:
-    """Neighbours, as many together as a segment may hold."""
-    group: list[_Source] = []
-    for one in sources:
-        if group and sum(member.size for member in group) + one.size > _SEGMENT:
-            yield group
-            group = []
-        group.append(one)
-    if group:
-        yield group
-
-
-def _segment_name(group: Sequence[_Source]) -> str:
-    return f"segment-{group[0].first:012d}"
+def _without(span: range, pieces: list[Piece], begun: int) -> Iterator[range]:
+    """What of a span is in none of the pieces, nor among the first."""
+    place = max(span.start, begun)
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if piece.stop <= place or piece.start >= span.stop:
+            continue
+        if piece.start > place:
+            yield range(place, piece.start)
+        place = max(place, piece.stop)
+    if place < span.stop:
+        yield range(place, span.stop)

@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from ..attribution.ends import next_ones
 from ..attribution.result import Attribution
+from ..attribution.source import of_sets, sets_of, without_sets
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Dataset, length
 from ..diffusion.denoiser import Denoiser
@@ -97,25 +98,25 @@ def check_look(
     return Look(judge, dataset, share, min(len(found), math.ceil(share * len(found))))
 
 
-def check_items(store: VectorStore, dataset: Dataset) -> None:
-    """Refuse a data set whose items are not those that the ids stand for."""
+def check_items(store: VectorStore, dataset: Dataset, who: str = "the second look") -> None:
+    """Refuse a data set whose items are not those that the ids stand for; `who` needs them."""
     kind, first = store.artefact.kind, 0
     if length(dataset) != store.given:
         raise WherefromError(
-            f"the data set has {length(dataset)} items, this {kind} was given {store.given}: the "
-            "second look needs them all in order of their ids, those appended last"
+            f"the data set has {length(dataset)} items, this {kind} was given {store.given}: {who} "
+            "needs them all in order of their ids, those appended last"
         )
     if sum(count for count, _ in store.sets) != store.given:
         raise WherefromError(
             f"items were appended to this {kind} by an earlier wherefrom, which did not note what "
-            "they are: build it anew for a second look"
+            f"they are: build it anew for {who}"
         )
     for part, (count, data) in zip(_parts(dataset, store), store.sets, strict=True):
         if data != data_fingerprint(part):
             raise WherefromError(
                 f"the data set is not the one that this {kind} was made of (items {first} to "
-                f"{first + count - 1} differ): give the second look the same images in order of "
-                "their ids, sets that were appended with torch's ConcatDataset"
+                f"{first + count - 1} differ): {who} needs the same images in order of their ids, "
+                "sets that were appended with torch's ConcatDataset"
             )
         first += count
 
@@ -152,6 +153,7 @@ def settled(look: Look, queries: Tensor | Dataset, found: Attribution, top_k: in
     (known, indices), (low, least_indices) = ranked(best, True), ranked(least, False)
     high = known[:, :top_k]
     unknown = torch.full_like(high, torch.nan)
-    about = {**look.judge.about, "exact": look.share, "proposed_by": dict(found.about)}
+    of, proposed = of_sets(sets_of(found.about)), without_sets(found.about)
+    about = {**look.judge.about, "exact": look.share, "proposed_by": proposed, **of}
     further = {"next_scores": next_ones(known, top_k)}
     return Attribution(indices, high, unknown, least_indices, low[:, :top_k], about, **further)

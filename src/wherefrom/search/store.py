@@ -21,14 +21,15 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.draft import Draft
-from ..artefacts.identity import fingerprint
 from ..artefacts.lock import only_one
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Cond, Dataset, check_batch_size, item_shape, length, read
+from ..data.items import Cond, Dataset, ahead, batched, check_batch_size, item_shape, length
 from ..data.manner import Manner
 from ..errors import WherefromError
 from ..running.progress import bar
+from ..running.ranks import gathered, share
 from .ids import Items, whole_ids
+from .pieces import Pieces
 from .vectors import Dtype, Vectors, join
 from .writer import Writer
 
@@ -108,6 +109,9 @@ class VectorStore:
                 artefact.state["normed"] = True
         store = cls(artefact)
         if store.given < count:
+            pieces = Pieces(artefact, store.given, count, share())
+            if not pieces.direct:
+                return store._filled_by_several(dataset, make, label, pieces)
             with store._only_builder():
                 if store.given < count:
                     store._fill(dataset, make, label)
@@ -138,19 +142,18 @@ class VectorStore:
         draft, counts = self.artefact.draft(), list[int]()
         added = length(dataset), data_fingerprint(dataset)
 
-        def write(vectors: Vectors) -> None:
+        def write(_: int, vectors: Vectors) -> None:
             number = len(self._items.counts) + len(counts)  # unless others come first
             self.artefact.write(_shard(number), vectors.tensors(), draft)
             counts.append(vectors.count)
 
         try:
-            self._make(dataset, make, 0, label, write)
+            self._make(dataset, make, [range(length(dataset))], label, write)
             with self._newest():
                 first, shards = self.given, len(self._items.counts)
                 draft.rename([_shard(shards + number) for number in range(len(counts))])
-                now = self._items
-                more = now._replace(counts=(*now.counts, *counts))
-                self._commit(more._replace(appended=(*now.appended, added)), draft)
+                now, appended = self._items, (*self._items.appended, added)
+                self._commit(now._replace(counts=(*now.counts, *counts), appended=appended), draft)
                 return torch.arange(first, self.given)
         finally:
             draft.discard()
@@ -167,29 +170,55 @@ class VectorStore:
         whole.
         """
 
-        def write(vectors: Vectors) -> None:
-            counts = self._items.counts
-            self.artefact.write(_shard(len(counts)), vectors.tensors())
-            self._commit(self._items._replace(counts=(*counts, vectors.count)))
+        def write(_: int, vectors: Vectors) -> None:
+            self.artefact.write(_shard(len(self.counts)), vectors.tensors())
+            self._commit(self._items._replace(counts=(*self.counts, vectors.count)))
 
         with self.artefact.as_it_began():
-            self._make(dataset, make, self.given, label, write)
+            self._make(dataset, make, [range(self.given, length(dataset))], label, write)
+
+    def _filled_by_several(self, dataset: Dataset, make: Make, label: str, pieces: Pieces) -> Self:
+        """Make this process's part of the missing vectors, and join it with the others'; a shard
+        leaves that to whoever merges.
+        """
+        asked = self.batch_size if pieces.batch_size is None else pieces.batch_size
+        self.batch_size = gathered(asked, f"the {self.artefact.kind}")[0]
+        own, here = pieces.own(), pieces.here
+        spans = pieces.spans(self.batch_size, self._shard_items)
+        how = {**self._how(), "pieces": own.state.get("pieces", {})}
+
+        def write(start: int, vectors: Vectors) -> None:
+            own.write(f"from-{start:012d}", vectors.tensors())
+            how["pieces"] = {**how["pieces"], f"from-{start:012d}": [start, vectors.count]}
+            own.commit(how)
+
+        with pieces.only_maker(), own.as_it_began():
+            self._make(dataset, make, spans, label, write)
+        if here.apart:
+            return self
+        pieces.join(self._how(), list(self._items.counts), _shard)
+        whole = self.artefact
+        if whole.folder is not None:
+            whole = Artefact.claim(whole.folder, whole.kind, whole.identity)
+        return type(self)(whole)
 
     def _make(
         self,
         dataset: Dataset,
         make: Make,
-        done: int,
+        spans: Sequence[range],
         label: str,
-        write: Callable[[Vectors], None],
+        write: Callable[[int, Vectors], None],
     ) -> None:
-        """Make the vectors of items from `done` on and write shard after shard, while the next are
-        computed.
+        """Make the vectors of items that follow each other and write shard after shard, each with
+        its first item's place, while the next are computed.
         """
-        shape, total = item_shape(dataset), length(dataset)
+        shape, left = item_shape(dataset), sum(map(len, spans))
+        total = max((span.stop for span in spans), default=0) if len(spans) == 1 else left
+        step = min(self.batch_size, self._shard_items)  # a shard is of whole ones
 
-        def made(places: range) -> Vectors:
-            given = make(*read(dataset, places, shape), places)
+        def made(x: Tensor, cond: Cond, places: range) -> Vectors:
+            given = make(x, cond, places)
             vectors, norms = given if isinstance(given, tuple) else (given, None)
             finite = torch.isfinite(vectors).flatten(1).all(1).cpu()
             if not bool(finite.all()):
@@ -200,18 +229,21 @@ class VectorStore:
                 )
             return Vectors.encode(vectors, self.dtype, norms).to("cpu")
 
-        with Writer() as writer, bar(total, label, "image", initial=done) as progress:
-            while done < total:
-                end, began, parts = min(done + self._shard_items, total), time.monotonic(), []
-                while done < end:
-                    places = range(done, min(done + self.batch_size, end))
-                    parts.append(made(places))
-                    done = places.stop
+        with (
+            Writer() as writer,
+            bar(total, label, "image", initial=total - left) as progress,
+            ahead(dataset, batched(spans, step), shape) as batches,
+        ):
+            for span in spans:
+                first, began, parts = span.start, time.monotonic(), list[Vectors]()
+                for places in batched([span], step):
+                    parts.append(made(*next(batches), places))
                     progress.update(len(places))
                     writer.check()
-                    if time.monotonic() - began >= _LONG:
-                        break  # small vectors that take long: what was done must not be lost
-                writer.submit(partial(write, join(parts)))
+                    late = time.monotonic() - began >= _LONG  # what was done must not be lost
+                    if late or places.stop in (first + self._shard_items, span.stop):
+                        writer.submit(partial(write, first, join(parts)))
+                        first, began, parts = places.stop, time.monotonic(), []
 
     # --- writing beside others ------------------------------------------------------------------
 
@@ -245,12 +277,14 @@ class VectorStore:
             yield
 
     def _commit(self, items: Items, draft: Draft | None = None) -> None:
+        self.artefact.commit({**self._how(), **items.state()}, draft=draft)
+        self._items = items
+
+    def _how(self) -> dict[str, Any]:
+        """What is kept beside the items."""
         how: dict[str, Any] = {"draws": self.draws, "dim": self.dim, "batch_size": self.batch_size}
         how["manner"] = self.manner.state()
-        if self.normed:
-            how["normed"] = True
-        self.artefact.commit({**how, **items.state()}, draft=draft)
-        self._items = items
+        return {**how, "normed": True} if self.normed else how
 
     def as_it_is(self) -> Self:
         """The store as it is now: what is appended or deleted later is not in it."""
@@ -285,8 +319,7 @@ class VectorStore:
         return self._items.given
 
     def __len__(self) -> int:
-        items = self._items
-        return sum(items.counts) - len(items.deleted)
+        return self.given - len(self._items.deleted)
 
     @property
     def ids(self) -> Tensor:
@@ -303,15 +336,11 @@ class VectorStore:
         """Of each shard; what is in one never changes."""
         return self.artefact.checksums[: len(self._items.counts)]
 
-    def shard(self, number: int) -> Vectors:
-        """The vectors of one shard, deleted items among them."""
-        return self._read(number)
-
     def shards(self) -> Iterator[tuple[int, Vectors]]:
         """The first id and the vectors of shard after shard, deleted items among them."""
         first = 0
-        for number, count in enumerate(self._items.counts):
-            yield first, self._read(number)
+        for number, count in enumerate(self.counts):
+            yield first, self.shard(number)
             first += count
 
     def rows(self) -> Iterator[tuple[int, Tensor]]:
@@ -328,16 +357,9 @@ class VectorStore:
         for number, count in enumerate(self._items.counts):
             here = ((wanted >= first) & (wanted < first + count)).nonzero().flatten()
             if len(here):
-                result[here] = self._read(number).rows(wanted[here] - first).decode()
+                result[here] = self.shard(number).rows(wanted[here] - first).decode()
             first += count
         return result
-
-    def identity(self) -> dict[str, Any]:
-        """What an index over these vectors depends on."""
-        items = self._items
-        vectors = fingerprint(self.artefact.checksums[: len(items.counts)])
-        ids = fingerprint(list(items.deleted))
-        return {**self.artefact.identity, "vectors": vectors, "ids": ids}
 
     # --- sizes and checks -----------------------------------------------------------------------
 
@@ -353,7 +375,8 @@ class VectorStore:
         most, batch = max(1, _SHARD // self.item_bytes), self.batch_size
         return max(most // batch * batch, min(most, batch))
 
-    def _read(self, number: int) -> Vectors:
+    def shard(self, number: int) -> Vectors:
+        """The vectors of one shard, deleted items among them."""
         vectors = Vectors(**self.artefact.read(_shard(number)))
         shape = (self.draws, self._items.counts[number], self.dim)
         right = vectors.values.shape == shape and self.normed == (vectors.norms is not None)

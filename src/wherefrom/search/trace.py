@@ -40,7 +40,7 @@ class Searched(Protocol):
     def manner(self) -> Manner: ...
 
     @property
-    def about(self) -> dict[str, Any]: ...
+    def carried(self) -> dict[str, Any]: ...
 
     def __len__(self) -> int: ...
 
@@ -230,7 +230,7 @@ class Trace:
 
     def _ranked(self, scores: Tensor, draws: Sequence[int]) -> Attribution:
         """By the sampler's own states, compared at these draws of the bank."""
-        about = {**self._bank.about, _DRAWS: sorted(set(draws)), "aligned": False}
+        about = {**self._bank.carried, _DRAWS: sorted(set(draws)), "aligned": False}
         return both_ends(scores, self._top_k, self._bank.ids, about)
 
 

@@ -44,7 +44,9 @@ class Query:
     # of each step of the sampler: sigma, the media type of its picture or none, and who mattered
     # [[id, score], ...]
     steps: list[dict[str, Any]] = field(default_factory=list)
-    settled: dict[str, Any] | None = None  # by exact TID: the share, the candidates, [[id, score]]
+    # what exact TID looked at: the share, the candidates, the least influential [ids, scores]; the
+    # scores of the best are with the tensors
+    settled: dict[str, Any] | None = None
 
 
 class Gallery:
@@ -113,7 +115,9 @@ class Gallery:
         return found
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """All that is kept of one: `x`, its condition, `scores` [N], the pictures' bytes."""
+        """All that is kept of one: `x`, its condition, `scores` [N], the pictures' bytes; and, once
+        it is settled, `exact` [N], NaN where exact TID has not looked.
+        """
         path = self._path(self.query(name).id)
         try:
             return load(path)[0]
@@ -133,11 +137,11 @@ class Gallery:
             self.forget(name)
         return query
 
-    def settle(self, name: str, settled: dict[str, Any], notes: list[str]) -> Query:
+    def settle(self, name: str, settled: dict[str, Any], notes: list[str], exact: Tensor) -> Query:
         """Keep what exact TID said of a query."""
         query = self.query(name)
         query = replace(query, settled=settled, notes=list(dict.fromkeys(query.notes + notes)))
-        self._write(query, self.tensors(name))
+        self._write(query, {**self.tensors(name), "exact": exact})
         with self._lock:
             if name in self._queries:  # it may have been forgotten meanwhile
                 self._queries[name] = query

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attribution.top import both_ends
+from ..data.described import LazyColumn
 from ..errors import WherefromError
 from ..runs.bench import Bench
 from .refused import Refused
@@ -21,6 +22,7 @@ from .upload import encoded
 
 _CAPTION = 300  # characters of a caption in a list; its own page has all of it
 _WORDS = 10_000
+_GROUPS = 3  # that are named in a title
 
 
 class Without(NamedTuple):
@@ -28,6 +30,15 @@ class Without(NamedTuple):
 
     items: Sequence[int] = ()
     groups: Sequence[tuple[str, str]] = ()  # a column and its value
+
+    @property
+    def words(self) -> str:
+        """For a title; empty where nothing is."""
+        named = [f"{column} “{_cut(value, 60)}”" for column, value in self.groups]
+        more, count = len(named) - _GROUPS, len(set(self.items))
+        parts = named[:_GROUPS] + ([f"{more} more group{'s' * (more > 1)}"] if more > 0 else [])
+        parts += [f"{count} image{'s' * (count > 1)}"] if count else []
+        return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 NOTHING = Without()
@@ -62,10 +73,16 @@ class Items:
         return found
 
     @cached_property
+    def _columns(self) -> dict[str, Sequence[str]]:
+        """Those that need not be read, item by item, to be known."""
+        columns = self._pictures.columns.items()
+        return {name: values for name, values in columns if not isinstance(values, LazyColumn)}
+
+    @cached_property
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """Of each column and value the places of its items, [n]."""
         found: dict[str, dict[str, Tensor]] = {}
-        for name, values in self._pictures.columns.items():
+        for name, values in self._columns.items():
             places: dict[str, list[int]] = {}
             for place, item in enumerate(self.ids.tolist()):
                 if values[item]:
@@ -97,8 +114,8 @@ class Items:
 
     def _described(self, item: int, most: int) -> dict[str, Any]:
         self.place(item)
-        columns, caption = self._pictures.columns, self._pictures.caption(item)
-        groups = {name: values[item] for name, values in columns.items() if values[item]}
+        caption = self._pictures.caption(item)
+        groups = {name: values[item] for name, values in self._columns.items() if values[item]}
         return {
             "id": item,
             "name": _cut(self._pictures.name(item), most),
@@ -112,23 +129,43 @@ class Items:
         """An item's place among scores [N], from 1 on; equal ones share the best."""
         return 1 + int((scores > scores[self.place(item)]).sum())
 
-    def ranked(self, scores: Tensor, without: Without, top_k: int) -> dict[str, Any]:
-        """The best of scores [N], of the items that are not left out."""
-        kept = self._kept(without)
-        left, found = int(kept.sum()), []
-        if left:
-            hits = both_ends(scores[kept][None], min(top_k, left), self.ids[kept])
-            parts = (hits.indices, hits.scores, hits.standardised)
-            found = list(zip(*(part[0].tolist() for part in parts), strict=True))
-        return self._listed(scores, found, left)
+    def kept(self, without: Without) -> Tensor:
+        """Which items are not left out, [N]."""
+        kept = torch.ones(len(self), dtype=torch.bool)
+        for item in without.items:
+            kept[self.place(item)] = False
+        for column, value in without.groups:
+            places = self.groups.get(column, {}).get(value)
+            if places is None:
+                raise Refused(404, f"no training image has {column!r:.60} {value!r:.60}")
+            kept[places] = False
+        return kept
+
+    def first(self, scores: Tensor, left: Tensor, count: int) -> Tensor:
+        """The places of the best of scores [N], of the items that are left [N]: [<= count]."""
+        places = left.nonzero()[:, 0]
+        return places[scores[places].sort(descending=True, stable=True).indices[:count]]
+
+    def ranked(self, scores: Tensor, left: Tensor, top_k: int) -> dict[str, Any]:
+        """The best of scores [N], of the items that are left [N]."""
+        return self._listed(scores, self._best(scores, left, top_k), int(left.sum()))
 
     def ranked_again(
-        self, scores: Tensor, exact: Sequence[Sequence[Any]], without: Without, top_k: int
+        self, scores: Tensor, exact: Tensor, left: Tensor, top_k: int
     ) -> dict[str, Any]:
-        """The best by exact scores [[id, score], ...], of the items that are not left out."""
-        kept = self._kept(without)
-        found = [(item, score, math.nan) for item, score in exact if bool(kept[self.place(item)])]
-        return self._listed(scores, found[:top_k], int(kept.sum()))
+        """The best by exact scores [N], NaN where there is none, of the items that are left [N]."""
+        found = self._best(exact, left & ~exact.isnan(), top_k)
+        # where they stand among all is not known: not all were looked at
+        unplaced = [(item, score, math.nan) for item, score, _ in found]
+        return self._listed(scores, unplaced, int(left.sum()))
+
+    def _best(self, scores: Tensor, among: Tensor, top_k: int) -> list[tuple[int, float, float]]:
+        """Ids, scores, and how far these are above the mean of those among which they are."""
+        if not among.any():
+            return []
+        hits = both_ends(scores[among][None], min(top_k, int(among.sum())), self.ids[among])
+        parts = (hits.indices, hits.scores, hits.standardised)
+        return list(zip(*(part[0].tolist() for part in parts), strict=True))
 
     def _listed(
         self, scores: Tensor, found: Sequence[tuple[int, float, float]], left: int
@@ -143,18 +180,6 @@ class Items:
             for rank, (item, score, above) in enumerate(found, 1)
         ]
         return {"left": left, "of": len(self), "sources": sources}
-
-    def _kept(self, without: Without) -> Tensor:
-        """Which items are not left out, [N]."""
-        kept = torch.ones(len(self), dtype=torch.bool)
-        for item in without.items:
-            kept[self.place(item)] = False
-        for column, value in without.groups:
-            places = self.groups.get(column, {}).get(value)
-            if places is None:
-                raise Refused(404, f"no training image has {column!r:.60} {value!r:.60}")
-            kept[places] = False
-        return kept
 
 
 def _cut(words: str, most: int) -> str:

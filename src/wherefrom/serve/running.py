@@ -14,6 +14,7 @@ import uvicorn
 
 from ..errors import WherefromError, whole
 from ..runs.bench import Bench
+from .patience import Patience
 from .server import app
 
 
@@ -52,6 +53,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=3,
         limit_concurrency=100,
+        http=Patience,
     )
     try:
         uvicorn.Server(config).run(sockets=[listening])

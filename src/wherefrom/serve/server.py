@@ -12,17 +12,19 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import Body, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from ..errors import WherefromError
 from ..runs.bench import Bench
 from . import upload
-from .asking import SHOWN, Asking, summary
+from .asking import SHOWN, Asking
+from .conditions import LONGEST
 from .gallery import KEPT
 from .guard import Door, Guard
 from .items import Without
@@ -36,9 +38,10 @@ _TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
+_LINK = 10_000  # characters that a link may leave out
 _IMAGE = {"requestBody": {"content": {"application/octet-stream": {}}, "required": True}}
 
-Cond = Annotated[str | None, Field(max_length=2000)]
+Cond = Annotated[str | None, Field(max_length=LONGEST)]
 Item = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Words = Annotated[str, Field(max_length=10_000)]
 
@@ -67,17 +70,28 @@ class Group(_Asked):
     value: Words
 
 
-class Ranking(_Asked):
-    """What is left out, and how many sources are wanted."""
+class LeftOut(_Asked):
+    """What is left out of a ranking."""
 
     items: Annotated[list[Item], Field(max_length=10_000)] = []
     groups: Annotated[list[Group], Field(max_length=1000)] = []
+
+    @property
+    def without(self) -> Without:
+        return Without(self.items, [(group.column, group.value) for group in self.groups])
+
+
+class Ranking(LeftOut):
+    """What is left out, and how many sources are wanted."""
+
     top_k: Annotated[int, Field(strict=True, ge=1, le=100)] = SHOWN
     exact: Annotated[bool, Field(strict=True)] = False
 
 
-class Settle(_Asked):
-    """The share of the training images that exact TID looks at; none: a fiftieth, 24 at least."""
+class Settle(LeftOut):
+    """What is left out, and the share of the training images that exact TID looks at; none: a
+    fiftieth, 24 at least.
+    """
 
     share: Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False)] = None
 
@@ -183,24 +197,29 @@ def app(
 
     @result.post("/api/generate", tags=["questions"], status_code=202)
     async def generate(asked: Generate) -> dict[str, str]:
-        """Generate an image; its events say how far it is, and end with its sources."""
+        """Generate an image; its events say how far it is, and end with its sources. A model that
+        takes a class or a caption and was told none answers 428.
+        """
+        asking.conditions.check_generation(asked.cond)
         return _begun(worker.submit(lambda job: asking.generate(asked.seed, asked.cond, job)))
 
     @result.post("/api/search", tags=["questions"], openapi_extra=_IMAGE)
     async def search(
         request: Request,
-        cond: Annotated[str | None, Query(max_length=2000)] = None,
+        cond: Annotated[str | None, Query(max_length=LONGEST)] = None,
         name: Annotated[str, Query(max_length=1000)] = "",
     ) -> Any:
-        """The sources of an image, whose bytes are the body: PNG, JPEG, WebP, GIF or BMP."""
+        """The sources of an image, whose bytes are the body: PNG, JPEG, WebP, GIF or BMP. What it
+        was generated from is what its file says, else `cond`; where neither does, it gets 428.
+        """
         content, title = await request.body(), _title(name)
         return await _done(worker.submit(lambda job: asking.search(content, title, cond, job)))
 
     @result.post("/api/queries/{query}/settle", tags=["questions"], status_code=202)
     async def settle(query: str, asked: Settle) -> dict[str, str]:
         """Let exact TID look at the best of a query; its events say how far it is."""
-        known = asking.gallery.query(query).id
-        return _begun(worker.submit(lambda job: asking.settle(known, asked.share, job)))
+        known, without = asking.gallery.query(query).id, asked.without
+        return _begun(worker.submit(lambda job: asking.settle(known, asked.share, without, job)))
 
     @result.get("/api/items/{item}/nearest", tags=["questions"])
     async def nearest(item: int) -> Any:
@@ -226,7 +245,7 @@ def app(
     @result.get("/api/queries", tags=["past queries"])
     def queries() -> list[dict[str, Any]]:
         """All past queries, the newest first."""
-        return [summary(query) for query in asking.gallery.listed()]
+        return [asking.summary(query) for query in asking.gallery.listed()]
 
     @result.get("/api/queries/{query}", tags=["past queries"])
     def one(query: str) -> dict[str, Any]:
@@ -241,8 +260,7 @@ def app(
     @result.post("/api/queries/{query}/ranking", tags=["past queries"])
     def ranking(query: str, asked: Annotated[Ranking, Body()]) -> dict[str, Any]:
         """The sources of a query without some training images or groups of them."""
-        groups = [(group.column, group.value) for group in asked.groups]
-        return asking.ranking(query, Without(asked.items, groups), asked.top_k, asked.exact)
+        return asking.ranking(query, asked.without, asked.top_k, asked.exact)
 
     @result.get("/api/queries/{query}/image", tags=["past queries"])
     def picture(query: str, step: int | None = None) -> Response:
@@ -250,12 +268,18 @@ def app(
         return _image(*asking.picture(query, step))
 
     @result.get("/api/queries/{query}/report", tags=["past queries"])
-    async def report(query: str, exact: bool = False) -> Response:
-        """The report on a query, to be kept or sent on."""
-        known = asking.gallery.query(query).id
-        content = await _done(worker.submit(lambda _: asking.report(known, exact)))
-        disposition = f'attachment; filename="wherefrom-{known}.html"'
-        return Response(content, 200, {"content-disposition": disposition}, "text/html")
+    async def report(
+        query: str,
+        exact: bool = False,
+        left_out: Annotated[str, Query(max_length=_LINK)] = "{}",
+    ) -> Response:
+        """The report on a query, to be kept or sent on; `left_out`: as a ranking is told it, as
+        JSON.
+        """
+        known, without = asking.gallery.query(query).id, _left_out(left_out)
+        content = await _done(worker.submit(lambda _: asking.report(known, exact, without)))
+        headers = {"content-disposition": _attached(asking.file_name(known, exact, without))}
+        return Response(content, 200, headers, "text/html")
 
     @result.get("/api/items/{item}", tags=["training images"])
     def item(item: int) -> dict[str, Any]:
@@ -268,6 +292,21 @@ def app(
         return _image(*asking.items.picture(item))
 
     return result
+
+
+def _left_out(given: str) -> Without:
+    """What a link leaves out."""
+    try:
+        return LeftOut.model_validate_json(given).without
+    except ValidationError as error:
+        wrong = [{**one, "loc": ("query", "left_out", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(wrong) from None
+
+
+def _attached(name: str) -> str:
+    """The header of a file to be saved; letters that not all of the way understands come twice."""
+    plain = name.encode("ascii", "ignore").decode()
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, errors='replace')}"
 
 
 def _static() -> dict[str, bytes]:

@@ -5,10 +5,12 @@ nothing else taken along. And from a picture to the bytes that a browser is sent
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..data.decode import as_mode, upright
 from ..errors import WherefromError, need
+from ..runs.kept import written
+from ..runs.space import Asked
 from .refused import Refused
 
 if TYPE_CHECKING:
@@ -21,8 +23,16 @@ _FORMATS = {"PNG": "PNG", "JPEG": "JPEG", "WEBP": "WebP", "GIF": "GIF", "BMP": "
 _SMALL = 128  # pixels of a side up to which a picture is sent without loss
 
 
-def decoded(content: bytes) -> tuple[Image, list[str]]:
-    """The picture, grey or RGB, and what to say of how it was read."""
+class Decoded(NamedTuple):
+    """A picture, grey or RGB."""
+
+    image: Image
+    notes: list[str]  # what to say of how it was read
+    cond: Asked  # what it says itself that it was generated from
+
+
+def decoded(content: bytes) -> Decoded:
+    """The picture of a file."""
     pil: Any = need("PIL.Image", "serve")
     if not content:
         raise Refused(400, "no image was sent: send its bytes as the body of the request")
@@ -30,6 +40,7 @@ def decoded(content: bytes) -> tuple[Image, list[str]]:
         with pil.open(io.BytesIO(content), formats=list(_FORMATS)) as image:
             _check_size(*image.size)
             moving = bool(getattr(image, "is_animated", False))
+            cond, _ = written(image)
             image.seek(0)
             # where EXIF lies about its own length the picture is still whole: it stays as it is
             image.load()
@@ -48,7 +59,8 @@ def decoded(content: bytes) -> tuple[Image, list[str]]:
         ) from error
     # a copy of the pixels alone: no EXIF, no profile, no text
     bare = pil.frombytes(plain.mode, plain.size, plain.tobytes())
-    return bare, ["the image is animated: this is its first frame"] if moving else []
+    notes = ["the image is animated: this is its first frame"] if moving else []
+    return Decoded(bare, notes, cond)
 
 
 def _check_size(width: int, height: int) -> None:

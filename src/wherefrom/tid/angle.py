@@ -19,9 +19,11 @@ from ..artefacts.files import check_folder
 from ..artefacts.identity import fingerprint
 from ..artefacts.pace import Pace
 from ..errors import WherefromError
+from ..running.ranks import gathered, largest, share
 
 Similarity = Literal["kernel", "relative", "cosine"]
 _KIND, _VALUES = "self-kernels", "values"
+_WHAT = "the self-kernels"
 
 
 def squared(kernel: Tensor, similarity: Similarity, mine: Tensor, theirs: Tensor) -> Tensor:
@@ -74,7 +76,9 @@ class SelfKernels:
     ) -> None:
         place = None if folder is None else Path(folder) / f"{_KIND}-{fingerprint(identity)}"
         # a curvature that may only be read is still one to compare under
-        self._writes = place is None or _writable(place)
+        # of several processes, the first writes what all have found; a shard's are its own
+        self._writes = share().alone and (place is None or _writable(place))
+        self._place = place
         if place is not None and not self._writes and not there(place):
             place = None
         self._artefact = Artefact.claim(place, _KIND, identity)
@@ -103,6 +107,24 @@ class SelfKernels:
             with self._pace.writing():
                 self._artefact.finish({"kept": True}, **{_VALUES: {_VALUES: self._values.cpu()}})
             self._new, self._whole = False, not bool(self._values.isnan().any())
+
+    def joined(self) -> None:
+        """Of a group of processes, each knows what any of them knows from now on, and the first
+        writes it down.
+        """
+        here = share()
+        if not here.joined:
+            return
+        new = any(gathered(self._new, _WHAT))
+        known = {_VALUES: self._values.nan_to_num(-torch.inf)}
+        largest(known, _WHAT)
+        found = known[_VALUES]
+        self._values = torch.where(found == -torch.inf, torch.nan, found)
+        self._whole = not bool(self._values.isnan().any())
+        if here.first and new and self._place is not None and _writable(self._place):
+            kept = Artefact.claim(self._place, _KIND, self._artefact.identity)
+            kept.finish({"kept": True}, **{_VALUES: {_VALUES: self._values.cpu()}})
+        self._new = False
 
     def copied(self, folder: Folder) -> None:
         """Write them below another folder too."""

@@ -124,6 +124,7 @@ class Index(Collection):
                 batch_size=size,
             )
         if own is not None:
+            own.joined()
             own.keep(at_once=True)
         tid.probe.warn_of_silent_layers()
         index = cls(tid, sketcher, store)

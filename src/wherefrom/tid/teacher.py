@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..attribution.attributor import Attributor, Chunks, Halved
+from ..attribution.result import Attribution
+from ..attribution.top import TopK
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_denoiser, check_model
@@ -30,6 +32,7 @@ from ..factors.probe import Precision, Probe, Target
 from ..running.memory import Budget
 from ..running.modes import outside_inference
 from ..running.progress import bar
+from ..running.ranks import gathered, share
 from ..search.vectors import Dtype
 from .angle import SelfKernels, Similarity, squared
 from .index import DIM, Index
@@ -137,6 +140,32 @@ class TID(Attributor):
         return self._chunks(x, cond, dataset, batch_size, of or range(length(dataset)))
 
     @outside_inference
+    def attribute(
+        self, queries: Queries, dataset: Dataset, top_k: int = 8, batch_size: int = 64
+    ) -> Attribution:
+        """The most and the least influential training images of each query; never holds a score for
+        every pair. Of a group of processes each scores a part of the images, and all get the hits.
+        """
+        here, count = share(), length(dataset)
+        if not here.joined:
+            return super().attribute(queries, dataset, top_k, batch_size)
+        top = TopK(top_k, count)
+        mine = range(count * here.rank // here.world, count * (here.rank + 1) // here.world)
+        if mine:
+            for start, scores, halves in self.halved(queries, dataset, batch_size, mine):
+                first = mine.start + start
+                indices = torch.arange(first, first + scores.shape[1], device=scores.device)
+                top.add(indices, scores, halves)
+        first_top, *others = gathered(top.to_cpu(), "the scores")
+        for other in others:
+            first_top.join(other)
+        own = self.self_kernels(dataset)
+        if own is not None:
+            own.joined()
+        found: Attribution = first_top.result({**self.about, **self.outcome})
+        return found
+
+    @outside_inference
     def scores_of(
         self, queries: Queries, dataset: Dataset, places: Sequence[int], batch_size: int = 64
     ) -> Tensor:
@@ -192,10 +221,14 @@ class TID(Attributor):
         groups = range(0, len(queries), group)
         own = self.self_kernels(dataset)
         probe.prepare(size, count * len(groups))
-        with bar(count * draws * len(groups), "scoring", "image") as progress:
+        passed = (list(places[start : start + chunk]) for start in range(0, count, chunk))
+        with (
+            bar(count * draws * len(groups), "scoring", "image") as progress,
+            probe.ahead(dataset, passed) as read,
+        ):
             for start in range(0, count, chunk):
                 indices = list(places[start : start + chunk])
-                x, train_cond = probe.read(dataset, indices)
+                x, train_cond = next(read)
                 tau = torch.zeros(len(queries), len(x), device=x.device)
                 halves = tau.new_zeros(2, *tau.shape) if draws > 1 else None
                 with self.denoiser.frozen():  # once, not at every batch

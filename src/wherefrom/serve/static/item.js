@@ -2,7 +2,7 @@
 // and the switches that leave it or its groups out.
 
 import { ask } from "./api.js";
-import { $, counted, make, picture } from "./dom.js";
+import { $, counted, cut, make, picture } from "./dom.js";
 import { itemImage, words } from "./sources.js";
 
 let shown = null; // the id of the one that is open: answers for others come too late
@@ -34,7 +34,7 @@ export async function open(id, of, left, to) {
       make("button", { type: "button", "aria-label": `Training image ${words(source)}`,
         onclick: () => open(source.id, of, left, to) },
       make("span", { class: "thumb" }, picture(itemImage(source.id, of), "")),
-      make("span", { class: "under" }, source.name)))));
+      make("span", { class: "under" }, cut(source.name))))));
   } catch (error) {
     if (shown === id) $("item-said").textContent = error.message;
   }
@@ -52,7 +52,7 @@ function describe(item, left, to) {
   }
   $("item-switches").replaceChildren(...switches);
   const ranks = item.ranks.map((one) => make("li", {},
-    make("span", {}, one.title), make("b", {}, `#${counted(one.rank)} of ${counted(item.of)}`)));
+    make("span", {}, [one.title, one.condition].filter(Boolean).join(", ")), make("b", {}, `#${counted(one.rank)} of ${counted(item.of)}`)));
   $("item-ranks").replaceChildren(...(ranks.length ? ranks
     : [make("li", { class: "small" }, "Nothing was asked yet.")]));
 }

@@ -1,9 +1,13 @@
 // The page: what is asked, what comes back, and what is left out of it.
 
 import { Refused, ask, follow } from "./api.js";
-import { $, calm, counted, make, picture, say } from "./dom.js";
+import { $, calm, counted, cut, make, picture, say } from "./dom.js";
+import { byLink, enter, entering } from "./enter.js";
+import { giving } from "./giving.js";
 import { open } from "./item.js";
+import { left } from "./left.js";
 import { show, waiting, words } from "./sources.js";
+import { unasked, unsaid } from "./unsaid.js";
 
 const FRAME = 90; // milliseconds that a step is seen at least
 let about = null; // the run
@@ -12,24 +16,15 @@ let steps = []; // of the query: { image, sources, sigma }
 let exact = false; // whether its ranking is exact TID's
 let job = null; // what the server is at, for us
 let turn = 0; // counts what was asked: answers to older questions come too late
+let chosen = false; // whether the class or the caption in the form is somebody's choice
+const UNSAID = 428; // the status of a question that lacks its class or caption
+const LINK = 12000; // characters of an address that every server takes
 
-const left = {
-  items: new Map(), groups: [],
-  hasItem: (id) => left.items.has(id),
-  hasGroup: (column, value) => left.groups.some((g) => g.column === column && g.value === value),
-  item(source, out) {
-    if (out) left.items.set(source.id, words(source));
-    else left.items.delete(source.id);
-    changed();
-  },
-  group(column, value, out) {
-    left.groups = left.groups.filter((g) => g.column !== column || g.value !== value);
-    if (out) left.groups.push({ column, value });
-    changed();
-  },
-  none: () => left.items.size + left.groups.length === 0,
+const to = {
+  open: (id) => open(id, about.of, left),
+  leaveOut: (source) => left.item(source, true),
+  column: () => about.column,
 };
-const to = { open: (id) => open(id, about.of, left), leaveOut: (source) => left.item(source, true) };
 
 // --- what is asked --------------------------------------------------------------------------------
 
@@ -37,15 +32,20 @@ const to = { open: (id) => open(id, about.of, left), leaveOut: (source) => left.
 const wordsWanted = () => about.prompts || (about.classes && about.classes.length === 0);
 
 function condition() {
-  if (wordsWanted()) return $("prompt").value;
+  if (wordsWanted()) return $("prompt").value.trim() ? $("prompt").value : null;
   return about.classes ? $("class").value : null;
 }
 
 async function generate() {
   const seed = $("seed").valueAsNumber;
-  const mine = begin(`seed ${seed}`, "Generating");
+  const mine = working("Generating");
+  const [before, byExact] = [current, exact];
+  let begun = null;
   await attempt(mine, async () => {
-    job = (await ask("/api/generate", { method: "POST", json: { seed, cond: condition() } })).job;
+    begun = await ask("/api/generate", { method: "POST", json: { seed, cond: condition() } });
+    if (mine !== turn) return;
+    job = begun.job;
+    begin(`seed ${seed}`);
     const forming = film(mine);
     const result = await follow(job, (event) => {
       if (event.kind === "step") forming.add(event);
@@ -53,6 +53,10 @@ async function generate() {
     });
     await forming.over();
     if (mine === turn) finished(result);
+  }, () => {
+    if (!begun) return;
+    if (before) shown(before, byExact);
+    else nothing();
   });
 }
 
@@ -72,26 +76,43 @@ function film(mine) {
   };
 }
 
-async function search(file) {
-  if (!file) return;
-  const mine = begin(file.name || "an image", "Searching");
+async function search(file, answer = null) {
+  if (!file || !about) return false;
+  const mine = working("Searching");
+  const cond = answer ?? (chosen ? condition() : null);
+  let found = false;
   await attempt(mine, async () => {
     if (file.size > about.limits.upload_bytes) {
       const most = Math.floor(about.limits.upload_bytes / 2 ** 20);
       throw new Refused(413, `The image has more than ${most} MB: send a smaller one.`);
     }
     const asked = new URLSearchParams({ name: (file.name || "").slice(0, 200) });
-    if (condition() !== null) asked.set("cond", condition());
+    if (cond !== null) asked.set("cond", cond);
     const result = await ask(`/api/search?${asked}`, { method: "POST", body: file });
-    if (mine === turn) finished(result);
+    if (mine !== turn) return;
+    finished(result);
+    found = true;
+  }, (error) => {
+    if (error.status !== UNSAID && answer === null) return;
+    const kind = about.prompts ? "caption" : "class";
+    unsaid(file, { kind, names: wordsWanted() ? null : about.classes }, answered);
   });
+  return found;
+}
+
+// What is answered holds for the next image, too, and stands in the form.
+async function answered(file, said) {
+  if (!(await search(file, said))) return;
+  $(wordsWanted() ? "prompt" : "class").value = said;
+  chosen = true;
 }
 
 async function settle() {
-  const mine = working(`Exact TID looks at the best ${counted(about.candidates)}`);
+  const mine = working("Exact TID looks at the best of what is left");
   const name = current.id;
   await attempt(mine, async () => {
-    job = (await ask(`/api/queries/${name}/settle`, { method: "POST", json: {} })).job;
+    const begun = await ask(`/api/queries/${name}/settle`, { method: "POST", json: left.asked() });
+    job = begun.job;
     const result = await follow(job, (event) => event.kind === "progress" && progress(event));
     if (mine !== turn) return;
     current.settled = result.settled;
@@ -101,23 +122,24 @@ async function settle() {
   });
 }
 
-function begin(title, label) {
-  const mine = working(label);
+// The page without what was asked before: the answer fills in.
+function begin(title) {
   current = null;
   steps = [];
   $("asked-said").textContent = title;
+  $("asked-cond").textContent = "";
   $("notes").replaceChildren();
-  for (const part of ["steps", "then", "image"]) $(part).hidden = true;
+  for (const part of ["steps", "then", "image", "unsettled"]) $(part).hidden = true;
   $("nothing").hidden = true;
   $("found-said").textContent = "";
   marked();
-  return mine;
 }
 
 function working(label) {
   turn += 1;
   job = null;
   $("problem").hidden = true;
+  unasked();
   $("working").hidden = false;
   $("progress-said").textContent = label;
   $("progress").removeAttribute("value");
@@ -134,14 +156,15 @@ function progress({ label, done, of }) {
   $("progress").value = done;
 }
 
-async function attempt(mine, work) {
+// What is refused leaves the page as it was; `back` brings back what was changed already.
+async function attempt(mine, work, back = () => {}) {
   try {
     await work();
   } catch (error) {
     if (mine !== turn) return;
     if (error.status === 401) return enter();
     problem(error.message);
-    if (!current) nothing();
+    back(error);
   } finally {
     if (mine === turn) {
       $("working").hidden = true;
@@ -154,6 +177,7 @@ async function attempt(mine, work) {
 function problem(sentence) {
   $("problem").textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1);
   $("problem").hidden = false;
+  say($("problem").textContent);
 }
 
 // --- what comes back ------------------------------------------------------------------------------
@@ -166,69 +190,94 @@ function image(source, alt) {
 }
 
 function finished(query) {
+  shown(query, false);
+  past();
+  say(`${titled(query)}: ${query.ranking.sources.length} sources, the first is ${
+    query.ranking.sources.length ? words(query.ranking.sources[0]) : "none"}.`);
+}
+
+const titled = (query) => [query.title, query.condition].filter(Boolean).join(", ");
+
+function shown(query, byExact) {
   current = query;
-  exact = false;
+  exact = byExact;
   const at = (step) => `/api/queries/${query.id}/image${step === undefined ? "" : `?step=${step}`}`;
   steps = query.steps.map((step, place) => ({ ...step, image: step.picture ? at(place) : null }));
   $("asked-said").textContent = query.title;
-  image(at(), `The image: ${query.title}`);
+  $("asked-cond").textContent = query.condition || "";
+  image(at(), `The image: ${titled(query)}`);
   $("notes").replaceChildren(...query.notes.map((note) => make("li", {}, note)));
   $("steps").hidden = steps.length < 2;
   $("step").max = steps.length;
   $("step").value = steps.length;
   $("step-said").textContent = "finished";
   $("then").hidden = false;
-  if (left.none()) ranked(query.ranking);
+  marked();
+  if (left.none() && !exact) ranked(query.ranking);
   else rank();
-  past();
-  say(`${query.title}: ${query.ranking.sources.length} sources, the first is ${
-    query.ranking.sources.length ? words(query.ranking.sources[0]) : "none"}.`);
 }
 
 function ranked(ranking) {
   show(ranking.sources, about.of, to);
   const all = ranking.left === ranking.of ? counted(ranking.of)
     : `${counted(ranking.left)} of ${counted(ranking.of)}`;
-  $("found-said").textContent = ranking.exact
-    ? `of ${all} training images, the best ${counted(ranking.candidates)} settled by exact TID`
+  const { candidates, not_looked: missing, looked } = ranking;
+  const best = missing ? `${counted(candidates - missing)} of the best ${counted(candidates)}`
+    : `the best ${counted(looked)}`;
+  $("found-said").textContent = ranking.exact ? `of ${all} training images, ${best} settled by exact TID`
     : `of ${all} training images, by ${about.method}`;
   $("which").hidden = !current.settled;
-  $("settle").hidden = Boolean(current.settled) || !about.can_settle;
+  unsettled(ranking);
   $("by-first").textContent = about.kind === "index" ? "the index" : about.method;
   $("by-first").setAttribute("aria-pressed", String(!ranking.exact));
   $("by-exact").setAttribute("aria-pressed", String(ranking.exact));
-  $("report").href = `/api/queries/${current.id}/report?exact=${ranking.exact}`;
+  link(ranking.reported);
+}
+
+// What exact TID has still to look at, of the best that are left.
+function unsettled({ candidates, not_looked: missing }) {
+  $("settle").hidden = !missing || !about.can_settle;
+  $("settle").textContent = missing === candidates
+    ? `Settle it: exact TID on the best ${counted(candidates)}`
+    : `Settle it: exact TID on ${counted(missing)} more of the best ${counted(candidates)}`;
+  $("unsettled").hidden = !missing || !current.settled;
+  $("unsettled").textContent = `Exact TID has not looked at ${
+    missing === candidates ? "any" : counted(missing)} of the best ${counted(candidates)} that are left.`;
+}
+
+// The report is of what is shown: the link says what is left out.
+function link(reported) {
+  const asked = new URLSearchParams({ exact });
+  if (!left.none()) asked.set("left_out", JSON.stringify(left.asked()));
+  const address = `/api/queries/${current.id}/report?${asked}`;
+  $("report").hidden = !reported || address.length > LINK;
+  $("no-report").hidden = !reported || address.length <= LINK;
+  $("report").href = address;
 }
 
 async function rank() {
   if (!current) return;
   const name = current.id;
-  const asked = { items: [...left.items.keys()], groups: left.groups, exact };
+  const asked = { ...left.asked(), exact };
+  $("report").hidden = true; // until it is of what is shown
   try {
     const ranking = await ask(`/api/queries/${name}/ranking`, { method: "POST", json: asked });
-    if (current && current.id === name && asked.exact === exact) ranked(ranking);
+    const now = JSON.stringify({ ...left.asked(), exact });
+    if (current && current.id === name && JSON.stringify(asked) === now) ranked(ranking);
   } catch (error) {
     problem(error.message);
   }
 }
 
-function changed() {
-  $("left-out").hidden = left.none();
-  const chip = (label, back) => make("li", {}, make("button", { type: "button", class: "chip",
-    "aria-label": `Put back ${label}`, title: label, onclick: back }, `${label} ×`));
-  $("chips").replaceChildren(
-    ...[...left.items].map(([id, name]) => chip(name, () => left.item({ id }, false))),
-    ...left.groups.map(({ column, value }) => chip(`${column} “${value}”`,
-      () => left.group(column, value, false))),
-  );
+left.then = () => {
   if (current && Number($("step").value) !== steps.length) toStep(steps.length);
   else rank();
-}
+};
 
 function toStep(place) {
   $("step").value = place;
   if (place >= steps.length) {
-    image(`/api/queries/${current.id}/image`, `The image: ${current.title}`);
+    image(`/api/queries/${current.id}/image`, `The image: ${titled(current)}`);
     $("step-said").textContent = "finished";
     rank();
     return;
@@ -253,10 +302,11 @@ async function past() {
     return [];
   }
   $("past").replaceChildren(...queries.map((query) => make("li", {},
-    make("button", { type: "button", "data-query": query.id, "aria-label": `Past query: ${query.title}`,
+    make("button", { type: "button", "data-query": query.id, "aria-label": `Past query: ${titled(query)}`,
       onclick: () => again(query.id) },
     make("span", { class: "thumb" }, picture(`/api/queries/${query.id}/image`, "")),
-    make("span", { class: "under", title: query.title }, query.title)))));
+    make("span", { class: "under" }, cut(query.title)),
+    query.condition && make("span", { class: "under", title: query.condition }, query.condition)))));
   const none = queries.length ? "" : "Nothing was asked yet. What you ask is kept here.";
   $("past-notes").textContent = [none, ...about.notes].filter(Boolean).join(" ");
   marked();
@@ -274,6 +324,7 @@ async function again(name) {
   const mine = turn;
   $("problem").hidden = true;
   $("working").hidden = true;
+  unasked();
   try {
     const query = await ask(`/api/queries/${name}`);
     if (mine === turn) finished(query);
@@ -298,31 +349,17 @@ async function forget() {
 function nothing() {
   current = null;
   steps = [];
-  for (const part of ["image", "steps", "then"]) $(part).hidden = true;
+  for (const part of ["image", "steps", "then", "unsettled"]) $(part).hidden = true;
   $("nothing").hidden = false;
-  $("asked-said").textContent = "";
+  for (const part of ["asked-said", "asked-cond"]) $(part).textContent = "";
   $("found-said").textContent = `are among these ${counted(about.items)} training images`;
   waiting(about.some, about.of, to);
 }
 
 // --- coming in ------------------------------------------------------------------------------------
 
-async function enter() {
-  $("enter").showModal();
-  $("enter").addEventListener("cancel", (event) => event.preventDefault());
-}
-
-async function entered(token) {
-  await ask("/api/enter", { method: "POST", json: { token } });
-  await start();
-}
-
 async function start() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given) {
-    history.replaceState(null, "", location.pathname);
-    await ask("/api/enter", { method: "POST", json: { token: given } }).catch(() => null);
-  }
+  await byLink();
   try {
     about = await ask("/api/about");
   } catch (error) {
@@ -338,7 +375,6 @@ async function start() {
   const classes = wordsWanted() ? [] : about.classes || [];
   $("cond-class").hidden = classes.length === 0;
   $("class").replaceChildren(...classes.map((name) => make("option", { value: name }, name)));
-  $("settle").textContent = `Settle it: exact TID on the best ${counted(about.candidates)}`;
   nothing();
   const queries = await past();
   if (queries.length && !current && turn === 0) again(queries[0].id);
@@ -349,7 +385,8 @@ $("dice").addEventListener("click", () => {
   $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 100000;
   generate();
 });
-$("file").addEventListener("change", () => { search($("file").files[0]); $("file").value = ""; });
+$("class").addEventListener("change", () => { chosen = true; });
+$("prompt").addEventListener("input", () => { chosen = true; });
 $("step").addEventListener("input", () => toStep(Number($("step").value)));
 $("settle").addEventListener("click", settle);
 $("stop").addEventListener("click", () => {
@@ -357,35 +394,7 @@ $("stop").addEventListener("click", () => {
 });
 $("by-first").addEventListener("click", () => { exact = false; rank(); });
 $("by-exact").addEventListener("click", () => { exact = true; rank(); });
-$("restore").addEventListener("click", () => { left.items.clear(); left.groups = []; changed(); });
 $("forget").addEventListener("click", forget);
-$("enter-form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  try {
-    await entered($("token").value);
-    $("enter").close();
-  } catch (error) {
-    $("enter-said").textContent = error.message;
-    $("enter-said").hidden = false;
-  }
-});
-
-document.addEventListener("paste", (event) => {
-  const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-  if (file && about) search(file);
-});
-const isFile = (event) => [...event.dataTransfer.types].includes("Files");
-document.addEventListener("dragover", (event) => {
-  if (!isFile(event)) return;
-  event.preventDefault();
-  $("drop").hidden = false;
-});
-document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop").hidden = true; });
-document.addEventListener("drop", (event) => {
-  if (!isFile(event)) return;
-  event.preventDefault();
-  $("drop").hidden = true;
-  if (about) search(event.dataTransfer.files[0]);
-});
-
+entering(start);
+giving((file) => search(file));
 start();

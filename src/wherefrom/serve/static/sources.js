@@ -1,7 +1,7 @@
 // The cards of the sources: those that stay move to their new places, so that a ranking is seen to
 // change.
 
-import { $, calm, make, picture } from "./dom.js";
+import { $, calm, cut, make, picture } from "./dom.js";
 
 let cards = new Map();
 
@@ -11,7 +11,7 @@ export function words(source) {
   return source.caption || source.name;
 }
 
-// Shows a list of sources; `to` opens one and leaves one out.
+// Shows a list of sources; `to` opens one, leaves one out, and knows the column that is shown.
 export function show(sources, of, to) {
   const list = $("cards");
   list.classList.remove("waiting");
@@ -20,7 +20,7 @@ export function show(sources, of, to) {
   const next = new Map();
   sources.forEach((source, place) => {
     const card = cards.get(source.id) || fresh(source, of, to);
-    fill(card, source, place + 1, strength(source) / strongest);
+    fill(card, source, place + 1, strength(source) / strongest, to.column());
     next.set(source.id, card);
   });
   cards = next;
@@ -61,28 +61,33 @@ function fresh(source, of, to) {
   make("span", { "aria-hidden": "true" }, "×"));
   return make("li", { class: "card", "data-id": source.id }, open, out,
     make("p", { class: "said", "aria-hidden": "true" }, make("span", { class: "rank" }),
-      make("span", { class: "name" }), make("span", { class: "score" })),
+      make("span", { class: "score" })),
     make("div", { class: "bar", "aria-hidden": "true" }, make("i")),
-    make("p", { class: "was" }), make("p", { class: "caption", "aria-hidden": "true" }));
+    make("p", { class: "was" }), make("p", { class: "name", "aria-hidden": "true" }),
+    make("p", { class: "caption", "aria-hidden": "true" }),
+    make("p", { class: "column", "aria-hidden": "true" }));
 }
 
-function fill(card, source, rank, share) {
+function fill(card, source, rank, share, column) {
   // where scores stand among all is known, that is said; otherwise how far they are from the best
   const above = source.standardised == null ? null : source.standardised.toFixed(1);
   const percent = Math.round(100 * share);
-  const score = above === null ? `${percent} %` : `${above < 0 ? "−" : "+"}${Math.abs(above)} σ`;
+  const score = above === null ? `${percent} %` : `${above < 0 ? "−" : "+"}${Math.abs(above).toFixed(1)} sd`;
   const moved = source.was && source.was !== rank ? `was #${source.was}` : "";
   const said = above === null ? `${percent} % of the best score`
     : `${above} standard deviations above the mean of all training images`;
-  card.querySelector(".open").setAttribute("aria-label", `${rank}: ${words(source)}, ${said}`);
+  const about = source.caption || source.groups.label || "";
+  const own = (column && source.groups[column]) || "";
+  const named = [words(source), own && `${column} ${own}`].filter(Boolean).join(", ");
+  card.querySelector(".open").setAttribute("aria-label", `${rank}: ${named}, ${said}`);
   card.querySelector(".rank").textContent = `#${rank}`;
-  const label = source.groups.label;
-  const name = label === undefined ? source.name : `${source.name} (${label})`;
-  card.querySelector(".name").textContent = name;
-  card.querySelector(".name").title = name;
+  card.querySelector(".name").replaceChildren(cut(source.name));
   card.querySelector(".score").textContent = score;
   card.querySelector(".score").title = `${said}; score ${source.score.toPrecision(4)}`;
   card.querySelector(".bar i").style.width = `${Math.max(0, percent)}%`;
   card.querySelector(".was").textContent = moved;
-  card.querySelector(".caption").textContent = source.caption || "";
+  card.querySelector(".caption").textContent = about;
+  card.querySelector(".caption").title = about;
+  card.querySelector(".column").replaceChildren(cut(own));
+  card.querySelector(".column").title = own && `${column}: ${own}`;
 }

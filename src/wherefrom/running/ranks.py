@@ -1,0 +1,174 @@
+"""Whose part of a piece of work is this process's, and what the processes tell each other: those of
+torch's process group (torchrun, SLURM, Ray), a shard that works for itself, or one process alone.
+
+Work is dealt out by number, so that one process is the ordinary case of many. Words go by gloo and
+wait as long as the slowest works; sums go by the group's own backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import WherefromError, whole
+
+# that a process waits for others; one that is gone is noticed at once
+_PATIENCE = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of some work is this process's.
+
+    Attributes:
+        rank: its number, from 0.
+        world: how many parts there are.
+        joined: whether the others are in a process group, so that results can be joined at once.
+    """
+
+    rank: int = 0
+    world: int = 1
+    joined: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether all of the work is this process's."""
+        return self.world == 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether it is a shard: one of several that nobody joins meanwhile."""
+        return not self.alone and not self.joined
+
+    @property
+    def first(self) -> bool:
+        """Whether this process does what only one of them does."""
+        return self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """As its folder is called."""
+        return f"{self.rank}-of-{self.world}"
+
+
+_shard: ContextVar[Share | None] = ContextVar("shard", default=None)
+
+
+def share() -> Share:
+    """That of this process, here and now."""
+    apart = _shard.get()
+    if apart is not None:
+        return apart
+    if dist.is_available() and dist.is_initialized():
+        return Share(dist.get_rank(), dist.get_world_size(), joined=dist.get_world_size() > 1)
+    return Share()
+
+
+@contextlib.contextmanager
+def shard(number: int, of: int) -> Iterator[Share]:
+    """Inside, a pass over a data set makes one part of several and keeps it, whatever becomes of
+    the others: for array jobs and machines that are taken away.
+
+    Args:
+        number: of this part, from 0.
+        of: how many there are.
+    """
+    whole("the number of shards", of, 1)
+    if not 0 <= whole("a shard's number", number) < of:
+        raise WherefromError(f"of {of} shards the numbers are 0 to {of - 1}, not {number}")
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise WherefromError(
+            "a shard works for itself, and this process is one of a group: start it without "
+            "torchrun, or leave the shard out"
+        )
+    known = _shard.set(Share(number, of))
+    try:
+        yield Share(number, of)
+    finally:
+        _shard.reset(known)
+
+
+# --- what the processes of a group tell each other ------------------------------------------------
+
+
+def meet(what: str) -> None:
+    """Wait until all are here; where one has ended, the first of them says which and ends too, and
+    so do those that wait for the first.
+    """
+    here = share()
+    if not here.joined:
+        return
+    gone = _missing(here)
+    if gone is not None:
+        raise WherefromError(
+            f"process {gone} of {here.world} ended before {what} was done: see what it said, and "
+            "run the same command again to go on"
+        )
+
+
+def _missing(here: Share) -> int | None:
+    """A process that has ended, if any has: the first hears from each, and then tells all."""
+    group, word = _words(), torch.zeros(1)
+    others = range(1, here.world) if here.first else range(1)
+    for turn in (dist.recv, dist.send) if here.first else (dist.send, dist.recv):
+        for other in others:
+            try:
+                turn(word, other, group)
+            except RuntimeError:
+                return other
+    return None
+
+
+def gathered(mine: Any, what: str) -> list[Any]:
+    """What each of them says, in order of their numbers; all get it."""
+    here = share()
+    if not here.joined:
+        return [mine]
+    meet(what)
+    said: list[Any] = [None] * here.world
+    dist.all_gather_object(said, mine, group=_words())
+    return said
+
+
+def summed(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Add up tensors of the same names over all processes, in place and in float64."""
+    _reduced(tensors, what, dist.ReduceOp.SUM)
+
+
+def largest(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Take the largest of every number of tensors of the same names over all processes, in
+    place.
+    """
+    _reduced(tensors, what, dist.ReduceOp.MAX)
+
+
+def _reduced(tensors: Mapping[str, Tensor], what: str, how: Any) -> None:
+    if not share().joined:
+        return
+    meet(what)
+    on_device = dist.get_backend() == "nccl"
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total = tensor.double() if on_device or not tensor.is_cuda else tensor.double().cpu()
+        dist.all_reduce(total, how)
+        tensor.copy_(total)
+
+
+_groups: dict[int, Any] = {}  # one for words, of every process group that there was
+
+
+def _words() -> Any:
+    """The group that words go by: gloo, whatever the backend of the sums is."""
+    whole_group = dist.group.WORLD
+    if id(whole_group) not in _groups:
+        _groups.clear()
+        _groups[id(whole_group)] = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    return _groups[id(whole_group)]

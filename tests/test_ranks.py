@@ -1,0 +1,176 @@
+"""Claims about several processes: they find what one finds, a process that dies is named, any
+number goes on, and shards that know of no other are joined.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ranked_work as work
+import wherefrom
+from several import together
+from wherefrom.running.ranks import shard, share
+
+
+def found(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    return torch.load(folder / f"found-{rank}-of-{world}.pt")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process alone finds."""
+    place = tmp_path_factory.mktemp("one")
+    assert together(1, place / "meeting", "ranked_work", "everything", str(place)) == [""]
+    return found(place, 0, 1)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_find_what_one_finds(world: int, one: dict[str, Any], tmp_path: Path) -> None:
+    said = together(world, tmp_path / "meeting", "ranked_work", "everything", str(tmp_path))
+    assert said == [""] * world
+    assert not list(tmp_path.rglob("parts")), "parts are taken away once they are joined"
+    for rank in range(world):
+        here = found(tmp_path, rank, world)
+        for side in ("a", "b"):
+            for theirs, ours in zip(here[side], one[side], strict=True):
+                assert torch.allclose(theirs, ours, rtol=0, atol=1e-5 * float(ours.abs().max()))
+        for similarity in ("kernel", "cosine"):
+            theirs, ours = here[similarity], one[similarity]
+            assert torch.equal(theirs["indices"], ours["indices"])
+            for name in ("scores", "standardised"):
+                scale = float(ours[name].abs().max())
+                assert torch.allclose(theirs[name], ours[name], rtol=0, atol=1e-4 * scale)
+            assert torch.equal(theirs["percentiles"], ours["percentiles"])
+            assert torch.equal(theirs["counts"].sum(1), ours["counts"].sum(1))
+        assert torch.equal(here["searched"], one["searched"])
+        assert torch.equal(here["vectors"], found(tmp_path, 0, world)["vectors"])
+        assert torch.equal(here["in memory"], here["vectors"])
+
+
+def test_under_one_curvature_an_index_is_the_same_bit_for_bit_and_hits_in_all_they_say(
+    tmp_path: Path,
+) -> None:
+    tid, data, _ = work.made(similarity="cosine")
+    tid.fit(data, 4, store=tmp_path / "curvature")
+    for world in (1, 3):
+        said = together(world, tmp_path / "meeting", "ranked_work", "everything", str(tmp_path))
+        assert said == [""] * world
+        shutil.rmtree(tmp_path / "index")
+    alone, third = found(tmp_path, 0, 1), found(tmp_path, 2, 3)
+    assert torch.equal(third["vectors"], alone["vectors"])
+    for similarity in ("kernel", "cosine"):
+        for name in ("indices", "percentiles", "stability", "counts"):
+            assert torch.equal(third[similarity][name], alone[similarity][name]), name
+
+
+@pytest.mark.parametrize("stage", ["curvature", "index"])
+def test_one_that_dies_is_named_and_another_number_goes_on(
+    stage: str, one: dict[str, Any], tmp_path: Path
+) -> None:
+    if stage == "index":
+        tid, data, _ = work.made()
+        tid.fit(data, 4, store=tmp_path / "curvature")
+    killed = together(3, tmp_path / "meeting", "ranked_work", "one_is_killed", str(tmp_path), stage)
+    assert f"process 1 of 3 ended before the {stage} was done" in killed[0]
+    assert "run the same command again" in killed[0]
+    assert killed[1] == "killed"
+    kept = {path.name for path in (tmp_path / stage / "parts").iterdir()}
+    assert {"0-of-3", "2-of-3"} <= kept
+    assert together(2, tmp_path / "meeting", "ranked_work", "everything", str(tmp_path)) == ["", ""]
+    assert torch.equal(found(tmp_path, 1, 2)["kernel"]["indices"], one["kernel"]["indices"])
+    assert not (tmp_path / stage / "parts").exists()
+
+
+# --- shards ---------------------------------------------------------------------------------------
+
+
+def test_shards_are_joined_by_whoever_comes_last(tmp_path: Path) -> None:
+    tid, data, _ = work.made()
+    whole = tid.fit(data, 4)
+    for number in (2, 0, 1):
+        part, data, _ = work.made()
+        with shard(number, 3):
+            part.fit(data, 4, store=tmp_path / "curvature")
+        with pytest.raises(wherefrom.WherefromError, match="no curvature yet"):
+            part.curvature.check_fitted()
+    joined = work.made()[0].fit(data, 4, store=tmp_path / "curvature")
+    for name in ("a", "b"):
+        ours = whole.curvature.moment("patchify", name)
+        theirs = joined.curvature.moment("patchify", name)
+        assert torch.allclose(theirs, ours, rtol=0, atol=1e-5 * float(ours.abs().max()))
+    plain = joined.index(data, dim=64, batch_size=4)
+    for number in (1, 2, 0):
+        with shard(number, 3):
+            part_of = joined.index(data, tmp_path / "index", dim=64, batch_size=4)
+        with pytest.raises(wherefrom.WherefromError, match="0 of 23 images"):
+            part_of.search(torch.zeros(1, 1, 8, 8))
+    index = joined.index(data, tmp_path / "index", dim=64, batch_size=4)
+    assert torch.equal(index.store.vectors(range(23)), plain.store.vectors(range(23)))
+
+
+class Decoded:
+    """Items that threads may read, and so are read ahead."""
+
+    thread_safe = True
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_shards_that_read_ahead_make_what_one_makes_that_does_not(tmp_path: Path) -> None:
+    tid, data, _ = work.made()
+    whole = tid.fit(data, 4)
+    plain = whole.index(data, dim=64, batch_size=4)
+    threaded = Decoded(data)
+    for number in range(3):
+        with shard(number, 3):
+            work.made()[0].fit(threaded, 4, store=tmp_path / "curvature")
+            whole.index(threaded, tmp_path / "index", dim=64, batch_size=4)
+    joined = work.made()[0].fit(threaded, 4, store=tmp_path / "curvature")
+    for name in ("a", "b"):
+        ours = whole.curvature.moment("patchify", name)
+        theirs = joined.curvature.moment("patchify", name)
+        assert torch.allclose(theirs, ours, rtol=0, atol=1e-5 * float(ours.abs().max()))
+    index = whole.index(threaded, tmp_path / "index", dim=64, batch_size=4)
+    assert torch.equal(index.store.vectors(range(23)), plain.store.vectors(range(23)))
+
+
+def test_what_is_missing_is_made_by_a_process_alone(tmp_path: Path) -> None:
+    tid, data, _ = work.made()
+    tid.fit(data, 4)
+    plain = tid.index(data, dim=64, batch_size=4)
+    with shard(1, 3):
+        tid.index(data, tmp_path / "index", dim=64, batch_size=4)
+    index = tid.index(data, tmp_path / "index", dim=64, batch_size=4)
+    assert torch.equal(index.store.vectors(range(23)), plain.store.vectors(range(23)))
+
+
+def test_parts_that_hold_the_same_image_are_refused(tmp_path: Path) -> None:
+    for number, of in ((0, 3), (0, 2)):
+        part, data, _ = work.made()
+        with shard(number, of):
+            part.fit(data, 4, store=tmp_path / "curvature")
+    with pytest.raises(wherefrom.WherefromError, match=r"the same image \(0-of-2 and 0-of-3\)"):
+        work.made()[0].fit(data, 4, store=tmp_path / "curvature")
+
+
+@pytest.mark.parametrize(("number", "of"), [(3, 3), (-1, 3), (0, 0), (0.5, 3)])
+def test_a_shard_that_cannot_be_is_refused(number: Any, of: Any) -> None:
+    with pytest.raises(wherefrom.WherefromError, match=r"shard"), shard(number, of):
+        pass
+
+
+def test_a_process_alone_does_everything() -> None:
+    here = share()
+    assert (here.rank, here.world, here.alone, here.joined) == (0, 1, True, False)
