@@ -42,10 +42,10 @@ def test_most_of_the_exact_top_is_found_and_nothing_is_printed(bank, capfd):
 
 def test_recall_is_the_share_of_the_exact_top_that_is_proposed(bank):
     index = bank.approximate(**SETTINGS, queries=QUERIES)
-    exact = bank.search(QUERIES, top_k=10).indices  # two per cent of 500
-    proposed = index._candidates(bank.student.embed(QUERIES), 10)
+    exact = bank.search(QUERIES, top_k=5).indices  # one per cent of 500
+    proposed = index._candidates(bank.student.embed(QUERIES), 5)
     shares = [
-        len(set(row) & set(other)) / 10
+        len(set(row) & set(other)) / 5
         for row, other in zip(exact.tolist(), proposed.tolist(), strict=True)
     ]
     assert index.recall == pytest.approx(sum(shares) / 6)

@@ -202,7 +202,7 @@ def test_a_build_that_was_killed_is_refused_and_goes_on_to_the_same_bits(bank, e
     killed = builder(bank, tmp_path / "killed", stop=3)
     assert killed.wait(60) == -signal.SIGKILL
     with pytest.raises(
-        wherefrom.WherefromError, match="has 3 of 8 shards of its bank, its build was interrupted"
+        wherefrom.WherefromError, match="not finished, 3 of 8 shards of its bank are encoded"
     ):
         Approximate.open(tmp_path / "killed", bank)
     assert len(content(tmp_path / "killed")) == 4

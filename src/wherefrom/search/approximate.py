@@ -9,7 +9,7 @@ encoded alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -22,16 +22,19 @@ from ..attribution.result import Attribution, joined
 from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
 from ..errors import WherefromError, need, number, whole
+from ..running.ranks import gathered, share
 from .exact import Exact
 from .quantiser import Sizes, within
-from .segments import Segments
+from .segments import WHAT, Segments
 from .store import VectorStore
 from .vectors import Vectors
 
 _TIMES, _TIMES_8_BITS = 4, 2  # candidates for each item that is asked for, by coarse or fine codes
 _FEWEST = 64  # candidates, however few are asked for
-_SHARE, _TOP = 0.02, 100  # of the bank, and no more items: the top that recall is measured on
+_SHARE = 0.01  # of the bank: the top that recall is measured on
+_TOPS = 100, 10_000  # and no more items than these
 _MEASURED = 64  # items of the bank that it is measured on, unless queries are given
+_TOGETHER = 4096  # candidates whose scores are computed at a time
 _SEED = 0
 _FOLDER = "approximate"  # inside the one it is saved in, which may be the bank's
 
@@ -52,17 +55,21 @@ class Searched(Protocol):
 
 
 class Approximate:
-    """An approximate index of a bank; `bank.approximate()` or `Approximate.open` makes one.
+    """An approximate index of a bank, which says what it finds when it is printed;
+    `bank.approximate()` or `Approximate.open` makes one.
 
-    `recall` is the share of the exact top 2 %, of at most 100 items, that is among the candidates,
-    as it was when the index was made.
+    Attributes:
+        recall: the share of the exact top 1 %, of at most 100 items, that is among the candidates,
+            as it was when the index was made.
+        recalls: the same by the number of items, of the top 1 % up to 10,000 too.
     """
 
     def __init__(self, bank: Searched, made: Segments) -> None:
         sizes = made.sizes
         assert sizes is not None
         self.bank, self._probes = bank, sizes.probes
-        self.recall = float(made.state.get("recall", math.nan))
+        known = made.state.get("recalls", {})
+        self.recalls = {int(top): float(share) for top, share in known.items()}
         self._made, self._sizes = made, sizes
         self._quantiser = made.quantiser(bank.device)
         self._segments = made.segments()
@@ -81,7 +88,7 @@ class Approximate:
     ) -> Self:
         """See `Bank.approximate`."""
         need("faiss", "search")
-        store = _one_product(bank.store.as_it_is())
+        store = _searchable(_one_product(bank.store.as_it_is()))
         place = None if folder is None else Path(folder) / _FOLDER
         made = Segments.claim(place, store)
         sizes = made.sizes
@@ -98,9 +105,14 @@ class Approximate:
         measured = None if queries is None else torch.cat(list(bank.embedded(queries)))
         made.grow(store, sizes, bank.device)
         index = cls(bank, made)
-        if measured is not None or "recall" not in made.state:
-            index.recall = index._measured(store, measured, _least(store))
-            made.note(recall=index.recall)
+        here = share()
+        wanted = measured is not None or not index.recalls
+        if not here.apart and gathered(wanted, WHAT)[0]:  # the first of a group looks for all
+            tops = sorted({min(most, math.ceil(_SHARE * len(store))) for most in _TOPS})
+            found = index._measured(store, measured, tops) if here.first else None
+            index.recalls = gathered(found, WHAT)[0]
+            if here.first or made.folder is None:
+                made.note(recalls=index.recalls)
         return index
 
     @classmethod
@@ -125,6 +137,17 @@ class Approximate:
         self._segments = self._made.segments()
 
     @property
+    def recall(self) -> float:
+        return min(self.recalls.items(), default=(0, math.nan))[1]
+
+    def __repr__(self) -> str:
+        shares = [f"{part:.3f} of the exact top {top}" for top, part in self.recalls.items()]
+        return (
+            f"approximate index of {self._made.items} items: {self.probes} of {self._sizes.lists} "
+            f"cells are looked into and hold {' and '.join(shares) or 'what measured() says'}"
+        )
+
+    @property
     def probes(self) -> int:
         """Cells looked into for a query; once this is changed, `recall` is NaN, and `measured`
         says what is found.
@@ -133,7 +156,7 @@ class Approximate:
 
     @probes.setter
     def probes(self, probes: int) -> None:
-        self._probes, self.recall = within("probes", probes, self._sizes.lists), math.nan
+        self._probes, self.recalls = within("probes", probes, self._sizes.lists), {}
 
     def __len__(self) -> int:
         return len(self._current())
@@ -157,19 +180,28 @@ class Approximate:
                 f"the vectors have shape {tuple(vectors.shape)}; those of this bank are "
                 f"[Q, {store.draws}, {store.dim}]"
             )
+        if not len(vectors):
+            raise WherefromError("there are no queries: give at least one")
+        finite = torch.isfinite(vectors).flatten(1).all(1)
+        if not bool(finite.all()):
+            raise WherefromError(
+                f"the vectors of query {int((~finite).nonzero()[0])} are not finite: look at that "
+                "image and at the model's weights"
+            )
         how = {"probes": self.probes, "recall": self.recall}
         draws = list(range(store.draws))
         about = {**self.bank.carried, "searched_draws": draws, "approximate": how}
         # both ends at once: they are two queries to faiss, and one thread takes each
         ends = self._proposed(store, torch.cat([vectors, -vectors]), top_k).chunk(2)
         for query, both in zip(vectors.cpu().float().flatten(1), torch.cat(ends, 1), strict=True):
-            ids, top = both.unique(), TopK(top_k, len(store))
-            scores = query @ _stored(store, ids).flatten(1).T / store.draws
-            top.add(ids, scores[None])
+            top = TopK(top_k, len(store))
+            for ids in both.unique().split(_TOGETHER):
+                scores = query @ _stored(store, ids).flatten(1).T / store.draws
+                top.add(ids, scores[None])
             found.append(top.result(about))
         return joined(found)
 
-    def measured(self, queries: Tensor | Dataset | None = None, top: int | float = 100) -> float:
+    def measured(self, queries: Tensor | Dataset | None = None, top: int | float = 0.01) -> float:
         """The share of the exact top that is among the candidates, mean over queries; the exact top
         takes a scan of the whole bank.
 
@@ -182,18 +214,23 @@ class Approximate:
             top = math.ceil(number("top", top, above=0, below=1) * len(store))
         check_top_k(top, len(store))
         vectors = None if queries is None else torch.cat(list(self.bank.embedded(queries)))
-        return self._measured(store, vectors, top)
+        return self._measured(store, vectors, [int(top)])[int(top)]
 
-    def _measured(self, store: VectorStore, vectors: Tensor | None, top: int) -> float:
+    def _measured(
+        self, store: VectorStore, vectors: Tensor | None, tops: Sequence[int]
+    ) -> dict[int, float]:
+        """The share of the exact top by its number of items, all of one scan."""
         if vectors is None:
             generator = torch.Generator().manual_seed(_SEED)
             some = torch.randperm(len(store), generator=generator)[:_MEASURED]
             vectors = _stored(store, store.ids[some])
         search, draws = Exact(store), range(store.draws)
-        exact = search.nearest(vectors, top, draws, self.bank.device, {}).indices
-        pairs = zip(exact, self._proposed(store, vectors, top), strict=True)
-        found = [torch.isin(row, proposed).float().mean() for row, proposed in pairs]
-        return float(torch.stack(found).mean())
+        exact, result = search.nearest(vectors, max(tops), draws, self.bank.device, {}).indices, {}
+        for top in tops:
+            pairs = zip(exact[:, :top], self._proposed(store, vectors, top), strict=True)
+            found = [torch.isin(row, proposed).float().mean() for row, proposed in pairs]
+            result[top] = float(torch.stack(found).mean())
+        return result
 
     def _candidates(self, vectors: Tensor, top_k: int) -> Tensor:
         """Ids [Q, c] of the items that the index puts first."""
@@ -215,8 +252,8 @@ class Approximate:
         return torch.from_numpy(ids)
 
     def _there(self, store: VectorStore) -> Any:
-        """The ids that are not deleted, as faiss takes them; None: all."""
-        if len(store) == store.given:
+        """The ids that are there, as faiss takes them; None: all that it has."""
+        if len(store) == self._made.items:
             return None
         key = store.given, len(store)  # what is deleted stays deleted
         if self._kept[0] != key:
@@ -227,10 +264,11 @@ class Approximate:
 
     def _current(self) -> VectorStore:
         """The bank as it is now, if this index has all of its items."""
-        store = self.bank.store.as_it_is()
+        store = _searchable(self.bank.store.as_it_is())
         self._made.check(store)
+        self._made.check_finished()
         missing = store.given - self._made.items
-        if missing:
+        if missing > 0:
             raise WherefromError(
                 f"{missing} items were appended to the bank since this index was made: take them "
                 "in with follow()"
@@ -248,9 +286,10 @@ def _one_product(store: VectorStore) -> VectorStore:
     return store
 
 
-def _least(store: VectorStore) -> int:
-    """The items of the top that recall is measured on."""
-    return min(_TOP, math.ceil(_SHARE * len(store)))
+def _searchable(store: VectorStore) -> VectorStore:
+    """Refuse a bank whose shards are not joined yet, or that has nothing left."""
+    Exact(store).chosen_draws(None)
+    return store
 
 
 def _stored(store: VectorStore, ids: Tensor) -> Tensor:

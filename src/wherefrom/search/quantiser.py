@@ -26,7 +26,7 @@ from .vectors import Vectors
 LEAST = 39  # points for each centroid, under which faiss calls a clustering poor
 _SAMPLE = 2048  # items that the principal components come from, at least four times their number
 _POINTS = 64  # of each cell that cells are learned from
-_SHARDS = 32  # that these items come from, at most: the others need not be read for it
+_SHARDS = 32  # that these items come from, if they have enough: others need not be read for it
 _ROWS = 1024  # items projected together
 _SEED = 0
 
@@ -56,8 +56,9 @@ class Sizes:
                 f"a bank of {count} items is too small for an index (at least {LEAST}): use "
                 "bank.search"
             )
-        wanted = 128 if components is None else whole("components", components)
-        components = within("components", min(wanted, count, store.draws * store.dim), count)
+        most = min(count, store.draws * store.dim)
+        wanted = min(128, most) if components is None else components
+        components = within("components", wanted, most)
         usual = max(1, min(2 * math.isqrt(count), count // LEAST))
         lists = within("lists", usual if lists is None else lists, count)
         codes = components if codes is None else codes
@@ -201,7 +202,13 @@ def within(name: str, value: int, most: int) -> int:
 def _restored(content: Tensor) -> Any:
     """What faiss serialised, as a view of the bytes; they were found whole before."""
     faiss, plain = need("faiss", "search"), content.numpy()
-    return faiss.read_index(faiss.ZeroCopyIOReader(faiss.swig_ptr(plain), plain.size))
+    try:
+        return faiss.read_index(faiss.ZeroCopyIOReader(faiss.swig_ptr(plain), plain.size))
+    except RuntimeError as error:
+        raise WherefromError(
+            f"faiss {faiss.__version__} cannot read this index, another version made it: install "
+            "that one, or make the index anew with bank.approximate()"
+        ) from error
 
 
 def _codec(faiss: Any, cells: Any, sizes: Sizes, bits: int) -> Any:
@@ -252,11 +259,14 @@ def _onto(axes: Tensor, vectors: Tensor) -> Tensor:
 def _sampled(store: VectorStore, count: int) -> Iterator[Tensor]:
     """Items [n, M * d] from all over a store, as many from each of some shards as it is large."""
     alive, counts = store.alive(), store.counts
-    firsts = np.concatenate([[0], np.cumsum(counts)])
-    numbers = np.unique(np.linspace(0, len(counts) - 1, min(_SHARDS, len(counts))).astype(int))
-    there = {int(one): alive[firsts[one] : firsts[one + 1]].nonzero()[:, 0] for one in numbers}
-    total = sum(map(len, there.values()))
-    for number, rows in there.items():
+    there = [some.nonzero()[:, 0] for some in alive.split(list(counts))]
+    shards, total = _SHARDS // 2, 0
+    while total < min(count, len(store)):
+        shards = min(2 * shards, len(counts))
+        numbers = np.unique(np.linspace(0, len(counts) - 1, shards).astype(int)).tolist()
+        total = sum(len(there[number]) for number in numbers)
+    for number in numbers:
+        rows = there[number]
         generator = torch.Generator().manual_seed(_SEED + number)
         wanted = math.ceil(len(rows) * min(1, count / max(1, total)))
         some = rows[torch.randperm(len(rows), generator=generator)[:wanted]].sort().values

@@ -1,8 +1,9 @@
 """How an approximate index comes to be: shard after shard of its bank is encoded, by one process or
 by many, and what was encoded is merged into segments.
 
-Whoever comes takes a shard that nobody has taken. A part counts once it is whole, so that one who
-is killed loses a shard's work; in which order parts came, and from whom, is not seen in segments.
+Whoever comes takes a shard that nobody has taken; processes of a group and shards begin with their
+own. A part counts once it is whole, so that one who is killed loses a shard's work; in which order
+parts came, and from whom, is not seen in segments.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from ..artefacts.identity import differing
 from ..artefacts.lock import Lock, locked
 from ..errors import WherefromError
 from ..running.progress import bar
+from ..running.ranks import gathered, share
 from ..running.threads import threads
 from .quantiser import Quantiser, Segment, Sizes, joined
 from .store import VectorStore
 
 KIND, ANEW = "approximate index", "make it anew with bank.approximate()"
+WHAT = f"the {KIND}"  # as processes of a group speak of it
 _SEGMENT = 2**22  # items of a segment, at most, unless a single shard has more
 
 
@@ -51,18 +54,12 @@ class Segments:
         found = cls(Artefact.open(folder, KIND, ANEW))
         found.check(store)
         try:
-            whole = len(found.state["shards"]) >= found.state["wanted"]
             Sizes(**found.state["sizes"])
+            found.check_finished()
         except (KeyError, TypeError) as error:
             raise WherefromError(
                 f"the {KIND} in {folder} is damaged ({error}): delete {folder} and {ANEW}"
             ) from error
-        if not whole:
-            have, wanted = len(found.state["parts"]), found.state["wanted"]
-            raise WherefromError(
-                f"the {KIND} in {folder} has {have} of {wanted} shards of its bank, its build was "
-                "interrupted: call bank.approximate(folder=...) with the folder it was made in"
-            )
         return found
 
     # --- what is there --------------------------------------------------------------------------
@@ -98,34 +95,56 @@ class Segments:
     def check(self, store: VectorStore) -> None:
         """Refuse a bank that is not the one that this index is of, however it grew since."""
         differs = differing(self.artefact.identity, store.artefact.identity)
-        known: list[int] = self.state.get("shards", [])
-        if differs or store.checksums[: len(known)] != known:
+        # one of them may know of items that were appended before the other does
+        pairs = zip(self.state.get("shards", []), store.checksums, strict=False)
+        if differs or any(known != now for known, now in pairs):
             where = "this index" if self.folder is None else f"the index in {self.folder}"
             raise WherefromError(
                 f"{where} was made of another bank, or of this one before it was built anew "
                 f"({differs or 'vectors was another one'}): {ANEW}"
             )
 
+    @property
+    def finished(self) -> bool:
+        """Whether it has all that the store had when it was begun."""
+        return len(self.state["shards"]) >= self.state["wanted"]
+
+    def check_finished(self) -> None:
+        """Refuse one whose build was interrupted, or whose shards are not joined yet."""
+        if not self.finished:
+            have, wanted = len(self.state["parts"]), self.state["wanted"]
+            raise WherefromError(
+                f"the {KIND} in {self.folder} is not finished, {have} of {wanted} shards of its "
+                "bank are encoded: call bank.approximate(folder=...) once more, without a shard, "
+                "with the folder it was made in"
+            )
+
     # --- making ---------------------------------------------------------------------------------
 
     def grow(self, store: VectorStore, sizes: Sizes, device: torch.device) -> None:
         """Encode and merge the shards of a store that are not in it yet, beside whoever else does
-        so just now.
+        so just now; a shard leaves merging to who comes without one.
         """
         if self.state and len(self.state["shards"]) >= len(store.counts):
             return
+        if share().apart and self.folder is None:
+            raise WherefromError(
+                f"a shard keeps what it made of an {KIND} in a folder, and this one has none: give "
+                "bank.approximate(folder=...)"
+            )
         if self.folder is not None:
             check_folder(self.folder)
         with self._turn("training"):
             self._look()
             if not self.state:
-                made = Quantiser.trained(store, sizes, device)
                 begun: dict[str, Any] = {"sizes": sizes.state(), "wanted": len(store.counts)}
                 begun |= {"shards": [], "items": 0, "segments": [], "parts": {}}
-                self._commit(begun, [("quantiser", made.tensors())])
+                self._commit(begun, [("quantiser", self._learned(store, sizes, device))])
         quantiser = self.quantiser(device)
         with threads(self.artefact.threads):  # as it began: others give codes other last bits
             self._encode(store, quantiser)
+        if share().apart:
+            return
         with self._turn("merging"):
             self._look()
             self._merge(store, quantiser)
@@ -143,12 +162,28 @@ class Segments:
             {**self.state, "parts": {}}, **{name: self.artefact.read(name) for name in names}
         )
 
+    def _learned(
+        self, store: VectorStore, sizes: Sizes, device: torch.device
+    ) -> Mapping[str, Tensor]:
+        """A quantiser's tensors; in memory, the processes of a group all get those of the first."""
+        if self.folder is not None:
+            return Quantiser.trained(store, sizes, device).tensors()
+        made = Quantiser.trained(store, sizes, device).tensors() if share().first else {}
+        first: Mapping[str, Tensor] = gathered(made, WHAT)[0]
+        return first
+
     def _encode(self, store: VectorStore, quantiser: Quantiser) -> None:
-        counts, later = store.counts, list[int]()
-        with bar(sum(counts), "indexing approximately", "image") as progress:
+        """This process's share of the shards, and in a folder what others of a group leave."""
+        here, counts, later = share(), store.counts, list[int]()
+        turns = list(range(here.rank, len(counts), here.world))
+        own = [_part_name(number) for number in turns]
+        if here.joined and self.folder is not None:
+            turns += [number for number in range(len(counts)) if number not in turns]
+        total = sum(counts[number] for number in turns)
+        with bar(total, "indexing approximately", "image") as progress:
             for wait in (False, True):  # what others have taken is looked at again at the end
-                for number in later if wait else range(len(counts)):
-                    name = f"part-{number:05d}"
+                for number in later if wait else turns:
+                    name = _part_name(number)
                     with self._turn(name, wait) as mine:
                         if not mine:
                             later.append(number)
@@ -156,9 +191,14 @@ class Segments:
                         self._look()
                         if number >= len(self.state["shards"]) and name not in self.state["parts"]:
                             part = quantiser.encoded(store.shard(number))
-                            parts = {name: store.checksums[number]}
-                            self._commit({"parts": parts}, [(name, part)])
+                            of = {name: store.checksums[number]}
+                            self._commit({"parts": of}, [(name, part)])
                     progress.update(counts[number])
+        if here.joined and self.folder is None:
+            parts = self.state["parts"]
+            held = {name: self.artefact.read(name) for name in own if name in parts}
+            for named, theirs in gathered((parts, held), WHAT):
+                self._commit({"parts": named}, theirs.items())
 
     def _merge(self, store: VectorStore, quantiser: Quantiser) -> None:
         """Make segments of parts; the last segments are made anew with them unless they are larger,
@@ -166,14 +206,10 @@ class Segments:
         """
         done, first, fresh = len(self.state["shards"]), self.items, list[_Source]()
         for number, count in enumerate(store.counts[done:], done):
-            fresh.append(_Source(f"part-{number:05d}", first, count))
+            fresh.append(_Source(_part_name(number), first, count))
             first += count
-        parts = self.state["parts"]
-        if [parts.get(part.name) for part in fresh] != store.checksums[done:]:
-            raise WherefromError(
-                f"what was encoded in {self.folder} is of another bank: delete {self.folder} and "
-                f"{ANEW}"
-            )
+        for part, checksum in zip(fresh, store.checksums[done:], strict=True):
+            self._check_part(part.name, checksum)
         kept = [_Source(*one) for one in self.state["segments"]]
         kept, old = _worth_merging(kept, sum(part.size for part in fresh))
         groups = list(_groups([*old, *fresh]))
@@ -193,6 +229,20 @@ class Segments:
             now = {"segments": kept, "items": first, "shards": store.checksums}
             self._commit(now, made(), gone=[one.name for one in [*old, *fresh]])
 
+    def _check_part(self, name: str, checksum: int) -> None:
+        """Refuse a part that is not there, or that is not of the shard with this checksum."""
+        found = self.state["parts"].get(name)
+        if found is None:
+            raise WherefromError(
+                f"{name} of the {KIND} in {self.folder} is missing, somebody took it away: call "
+                "bank.approximate(folder=...) once more"
+            )
+        if found != checksum:
+            raise WherefromError(
+                f"{name} of the {KIND} in {self.folder} is of another bank: delete {self.folder} "
+                f"and {ANEW}"
+            )
+
     def _part(self, one: _Source) -> tuple[Tensor, Tensor, Tensor]:
         part = self.artefact.read(one.name)
         return torch.arange(one.first, one.first + one.size), part["lists"], part["codes"]
@@ -201,8 +251,15 @@ class Segments:
 
     def _look(self) -> None:
         """Know of what others have committed."""
-        if self.folder is not None:
-            self.artefact = Artefact.claim(self.folder, KIND, self.artefact.identity)
+        if self.folder is None:
+            return
+        found = Artefact.claim(self.folder, KIND, self.artefact.identity)
+        if self.state and _quantiser_of(found) != _quantiser_of(self.artefact):
+            raise WherefromError(
+                f"the {KIND} in {self.folder} was taken away or made anew by somebody else since "
+                "it was opened: open it again"
+            )
+        self.artefact = found
 
     def _commit(
         self,
@@ -265,6 +322,15 @@ def _groups(sources: Sequence[_Source]) -> Iterator[list[_Source]]:
         group.append(one)
     if group:
         yield group
+
+
+def _part_name(number: int) -> str:
+    return f"part-{number:05d}"
+
+
+def _quantiser_of(artefact: Artefact) -> int | None:
+    """The checksum of the quantiser, which all codes are of."""
+    return dict(zip(artefact.names, artefact.checksums, strict=True)).get("quantiser")
 
 
 def _segment_name(group: Sequence[_Source]) -> str:

@@ -164,7 +164,7 @@ class Bank(Collection):
         folder: Folder | None = None,
     ) -> Approximate:
         """An approximate index of this bank for banks too large to scan; its `recall` is the
-        share of the exact top 2 %, of at most 100 items, that it finds.
+        share of the exact top 1 %, of at most 100 items, that it finds.
 
         Args:
             components: principal components that are kept of the vectors of all draws; None: 128.
@@ -175,7 +175,8 @@ class Bank(Collection):
             probes: cells looked into for a query; None: an eighth of them, at least 64.
             queries: images to measure on; None: 64 items of the bank.
             folder: where to make it, in its subfolder `approximate`; None: in memory. Several
-                processes that call this share the work; one that was interrupted goes on, and items
+                processes that call this share the work, in a process group or not; a
+                `wherefrom.shard` makes its part alone. One that was interrupted goes on, and items
                 that were appended to the bank since are taken in.
         """
         return Approximate.build(self, components, lists, codes, probes, queries, folder)
