@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,26 +216,18 @@ def test_a_build_that_was_killed_is_refused_and_goes_on_to_the_same_bits(bank, e
     assert left == {*content(tmp_path / "whole"), "artefact.json"}, "nothing is left behind"
 
 
-def test_two_processes_share_the_shards_and_make_the_same_bits_as_one(bank, tmp_path):
-    both = [builder(bank, tmp_path / "two", pause=0.3) for _ in range(2)]
-    counts = [int(one.communicate(timeout=60)[0]) for one in both]
-    assert sum(counts) == 8
-    assert min(counts) >= 1
+def test_two_processes_share_the_shards_and_make_the_same_bits_as_one(bank, encoded, tmp_path):
+    other = builder(bank, tmp_path / "two", pause=0.2)
+    part = tmp_path / "two" / "approximate" / "part-00000.safetensors"
+    while other.poll() is None and not part.exists():
+        time.sleep(0.01)
+    with threads(1):
+        bank.approximate(**SETTINGS, folder=tmp_path / "two")
+    assert len(encoded) + int(other.communicate(timeout=60)[0]) == 8
+    assert 1 <= len(encoded) <= 7
     with threads(1):
         bank.approximate(**SETTINGS, folder=tmp_path / "one")
     assert content(tmp_path / "two") == content(tmp_path / "one")
-
-
-def test_a_part_that_was_damaged_before_it_was_merged_is_named(bank, tmp_path):
-    assert builder(bank, tmp_path, stop=3).wait(60) == -signal.SIGKILL
-    path = tmp_path / "approximate" / "part-00001.safetensors"
-    damaged = bytearray(path.read_bytes())
-    damaged[-5] ^= 1
-    path.write_bytes(damaged)
-    with pytest.raises(
-        wherefrom.WherefromError, match=r"part-00001.safetensors is not what was written there"
-    ):
-        bank.approximate(folder=tmp_path)
 
 
 # --- mapped, and what it cannot be made of --------------------------------------------------------

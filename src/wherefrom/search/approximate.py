@@ -22,7 +22,7 @@ from ..attribution.result import Attribution, joined
 from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
 from ..errors import WherefromError, need, number, whole
-from ..running.ranks import gathered, share
+from ..running.ranks import gathered, meet, share
 from .exact import Exact
 from .quantiser import Sizes, within
 from .segments import WHAT, Segments
@@ -89,6 +89,7 @@ class Approximate:
         """See `Bank.approximate`."""
         need("faiss", "search")
         store = _searchable(_one_product(bank.store.as_it_is()))
+        meet(WHAT)  # who ends from here on is named
         place = None if folder is None else Path(folder) / _FOLDER
         made = Segments.claim(place, store)
         sizes = made.sizes

@@ -1,0 +1,229 @@
+"""Claims about an approximate index that several processes make: those of a group, and shards that
+know of no other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import indexed_work as work
+import wherefrom
+from projections import Images, Projection
+from several import together
+from wherefrom.artefacts.artefact import Artefact
+from wherefrom.running.ranks import shard
+from wherefrom.running.threads import threads
+from wherefrom.search import store as search
+from wherefrom.search.approximate import Approximate
+from wherefrom.search.quantiser import Quantiser
+from wherefrom.tide.bank import Bank
+
+ITEM = 5 * 16 * 2  # bytes
+
+
+@pytest.fixture
+def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bank:
+    """A bank of 8 shards of 40 items."""
+    monkeypatch.setattr(search, "_SHARD", 40 * ITEM)
+    made = Bank.build(Projection(), Images(320, seed=2), tmp_path / "bank")
+    assert made.store.counts == (40,) * 8
+    return made
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The shards that were encoded in this process so far."""
+    seen, true = list[Any](), Quantiser.encoded
+    monkeypatch.setattr(
+        Quantiser, "encoded", lambda self, shard: (seen.append(shard), true(self, shard))[1]
+    )
+    return seen
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    found = (folder / "approximate").glob("*.safetensors")
+    return {path.name: path.read_bytes() for path in found}
+
+
+def alone(bank: Bank, folder: Path) -> dict[str, bytes]:
+    """What a process alone writes."""
+    with threads(1):
+        bank.approximate(**work.SETTINGS, folder=folder)
+    return content(folder)
+
+
+# --- a group --------------------------------------------------------------------------------------
+
+
+def test_a_group_shares_the_shards_and_makes_what_one_makes(bank: Bank, tmp_path: Path) -> None:
+    one = alone(bank, tmp_path / "one")
+    index = Approximate.open(tmp_path / "one", bank)
+    before = index.search(work.QUERIES, 9).indices
+    said = together(2, tmp_path / "meeting", "indexed_work", "everything", str(tmp_path))
+    assert said == ["", ""]
+    found = [torch.load(tmp_path / f"found-{rank}-of-2.pt") for rank in range(2)]
+    assert sum(here["shards"] for here in found) == 8
+    assert [here["shards in memory"] for here in found] == [4, 4]
+    bank = Bank.open(tmp_path / "bank", Projection())
+    index = Approximate.open(tmp_path / "one", bank)
+    index.follow()
+    for here in found:
+        assert torch.equal(here["kept"], before)
+        assert torch.equal(here["in memory"], before)
+        assert here["recalls"] == [index.recalls, index.recalls]
+        assert torch.equal(here["followed"], index.search(work.QUERIES, 9).indices)
+        assert not set(here["followed"].flatten().tolist()) & set(work.GONE)
+    assert content(tmp_path / "index").keys() == content(tmp_path / "one").keys()
+    assert content(tmp_path / "index")["segment-000000000000.safetensors"] == one.get(
+        "segment-000000000000.safetensors"
+    ), "the first segment is larger than what came, and stays"
+
+
+def test_one_that_dies_is_named_and_the_others_have_made_its_shards(
+    bank: Bank, encoded: list[Any], tmp_path: Path
+) -> None:
+    said = together(2, tmp_path / "meeting", "indexed_work", "one_is_killed", str(tmp_path))
+    assert "process 1 of 2 ended before the approximate index was done" in said[0]
+    assert said[1] == "killed"
+    index = bank.approximate(folder=tmp_path / "index")
+    assert not encoded
+    assert index.recall > 0.9
+    assert content(tmp_path / "index") == alone(bank, tmp_path / "one")
+
+
+# --- shards ---------------------------------------------------------------------------------------
+
+
+def test_shards_encode_their_own_and_are_joined_by_who_comes_without_one(
+    bank: Bank, encoded: list[Any], tmp_path: Path
+) -> None:
+    place, counts = tmp_path / "shards", []
+    for number in (2, 0, 1):
+        with shard(number, 3), threads(1):
+            part = bank.approximate(**work.SETTINGS, folder=place)
+        counts.append(len(encoded))
+        with pytest.raises(wherefrom.WherefromError, match=rf"finished, {counts[-1]} of 8 shards"):
+            part.search(work.QUERIES)
+    assert counts == [2, 5, 8]
+    with shard(1, 3):
+        bank.approximate(folder=place)
+    index = bank.approximate(folder=place)
+    assert len(encoded) == 8, "nothing is encoded twice"
+    assert 0.9 < index.recall <= 1
+    assert content(place) == alone(bank, tmp_path / "one")
+    left = {path.name for path in (place / "approximate").iterdir()}
+    assert left == {*content(place), "artefact.json"}, "nothing is left behind"
+
+
+def test_what_a_shard_has_not_made_is_made_by_a_process_alone(
+    bank: Bank, encoded: list[Any], tmp_path: Path
+) -> None:
+    with shard(1, 3), threads(1):
+        bank.approximate(**work.SETTINGS, folder=tmp_path / "shards")
+    bank.approximate(folder=tmp_path / "shards")
+    assert len(encoded) == 8
+    assert content(tmp_path / "shards") == alone(bank, tmp_path / "one")
+
+
+def test_what_was_appended_is_taken_in_by_shards_too(
+    bank: Bank, encoded: list[Any], tmp_path: Path
+) -> None:
+    index = bank.approximate(**work.SETTINGS, folder=tmp_path)
+    bank.delete(work.GONE)
+    bank.append(work.MORE)
+    del encoded[:]
+    for number in range(2):
+        with shard(number, 2):
+            index.follow()
+        assert len(encoded) == number + 1
+        with pytest.raises(wherefrom.WherefromError, match="50 items were appended"):
+            index.search(work.QUERIES)
+    index.follow()
+    assert len(encoded) == 2
+    exact = bank.search(work.QUERIES, 9).indices
+    assert (index.search(work.QUERIES, 9).indices == exact).float().mean() > 0.97
+
+
+def test_a_shard_without_a_folder_and_a_bank_that_is_not_joined_are_refused(
+    bank: Bank, tmp_path: Path
+) -> None:
+    with (
+        shard(0, 2),
+        pytest.raises(wherefrom.WherefromError, match="and this one has none: give"),
+    ):
+        bank.approximate()
+    with shard(0, 2):
+        part = Bank.build(Projection(), Images(320, seed=3), tmp_path / "other")
+    with pytest.raises(wherefrom.WherefromError, match="0 of 320 images, as its shards are not"):
+        part.approximate()
+
+
+# --- parts that are wrong or missing --------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(bank: Bank, tmp_path: Path) -> Path:
+    """Where the first of three shards has left parts 0, 3 and 6."""
+    with shard(0, 3):
+        bank.approximate(**work.SETTINGS, folder=tmp_path)
+    assert len(content(tmp_path)) == 4
+    return tmp_path / "approximate"
+
+
+def test_a_part_that_was_damaged_before_it_was_merged_is_named(bank: Bank, parts: Path) -> None:
+    path = parts / "part-00003.safetensors"
+    damaged = bytearray(path.read_bytes())
+    damaged[-5] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(
+        wherefrom.WherefromError, match=r"part-00003.safetensors is not what was written there"
+    ):
+        bank.approximate(folder=parts.parent)
+    path.unlink()
+    with pytest.raises(wherefrom.WherefromError, match=r"part-00003.safetensors is missing"):
+        bank.approximate(folder=parts.parent)
+
+
+def test_a_part_of_another_bank_s_shard_is_named(bank: Bank, parts: Path) -> None:
+    artefact = Artefact.open(parts, "approximate index")
+    artefact.commit({**artefact.state, "parts": {**artefact.state["parts"], "part-00006": 1}})
+    with pytest.raises(wherefrom.WherefromError, match=r"part-00006 of the .* is of another bank"):
+        bank.approximate(folder=parts.parent)
+
+
+def test_a_part_that_somebody_took_away_is_named(
+    bank: Bank, parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wherefrom.search.segments.Segments._encode", lambda *_: None)
+    with pytest.raises(wherefrom.WherefromError, match=r"part-00001 of the .* is missing"):
+        bank.approximate(folder=parts.parent)
+
+
+def test_an_index_that_somebody_made_anew_is_not_followed(bank: Bank, tmp_path: Path) -> None:
+    index = bank.approximate(**work.SETTINGS, folder=tmp_path / "index")
+    shutil.rmtree(tmp_path / "index")
+    bank.append(Images(50, seed=9))
+    for again in (False, True):
+        if again:
+            bank.approximate(**{**work.SETTINGS, "lists": 8}, folder=tmp_path / "index")
+            bank.append(Images(50, seed=10))
+        with pytest.raises(wherefrom.WherefromError, match="taken away or made anew by somebody"):
+            index.follow()
+
+
+def test_an_index_that_knows_of_more_than_its_bank_finds_what_the_bank_has(
+    bank: Bank, tmp_path: Path
+) -> None:
+    other = Bank.open(tmp_path / "bank", Projection())
+    other.append(Images(50, seed=9))
+    other.approximate(**work.SETTINGS, folder=tmp_path)
+    for index in (bank.approximate(folder=tmp_path), Approximate.open(tmp_path, bank)):
+        found = index.search(Images(50, seed=9).x, 20).indices
+        assert found.max() < 320
+        exact = bank.search(Images(50, seed=9).x, 20).indices
+        assert (found == exact).float().mean() > 0.95
