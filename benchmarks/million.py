@@ -1,21 +1,23 @@
-"""A bank for millions: what the approximate index finds of the exact top 100, how fast, and in how
-much memory, as a bank grows to a million items.
+"""A bank for millions: what the approximate index finds of the exact top 100 and of the top 1 %,
+how fast, and in how much memory, as a bank grows to a million items.
 
-    OMP_NUM_THREADS=2 python benchmarks/million.py million-run --out million.json
-    python benchmarks/million.py million-run --items 20000 --codes
+    python benchmarks/million.py million-run --out docs/results/million.json
 
 A real bank comes first: digits, 8 draws, a student of 256 numbers that is taught for two minutes.
 Synthetic items are drawn from a normal distribution of its mean and covariance over all draws
 together, so that each draw has the real spectrum and draws go together as they really do; then each
 draw is made a unit vector. They have no clusters, which would make cells easier. Queries are drawn
-likewise. The bank grows by appending. Times and memory are those of a process of their own, which
-first only searches approximately; both searches take turns there. The folder is some gigabytes.
+likewise. The bank grows by appending; its index is made anew at each size, by one process and by
+several. Times and memory are those of a process of their own, which first only searches
+approximately; both searches take turns there. The folder is some gigabytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,7 +34,6 @@ import wherefrom
 from common import OUT, Report, machine, seconds
 from wherefrom.artefacts.files import load, load_json, save, save_json
 from wherefrom.search.approximate import Approximate
-from wherefrom.search.quantiser import Quantiser, Sizes
 from wherefrom.search.store import VectorStore
 from wherefrom.tide.bank import Bank
 
@@ -166,6 +167,8 @@ def grown(student: Synthetic, folder: Path, count: int, dtype: Any) -> Bank:
             batch_size=BATCH,
         )
     store = VectorStore.open(place, "bank", "run this again")
+    if store.given > count:
+        raise SystemExit(f"{place} has {store.given} items already: choose another folder")
     if store.given < count:
         more = Nothing(store.given, count - store.given)
         store.append(more, student.made(store.given), "appending")
@@ -176,20 +179,58 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def built(bank: Bank, folder: Path, queries: int) -> dict[str, Any]:
-    """Make an index of a bank anew, and say what that took."""
-    place, count = folder / f"index-{len(bank)}", len(bank)
-    started = time.perf_counter()
-    near = bank.approximate(folder=place)
-    taken = time.perf_counter() - started
-    sizes = near._made.state["sizes"]
-    found: dict[str, Any] = {"items": count, "sizes": sizes, "recall it says": near.recall}
-    found["made in, s, with recall measured"] = taken
-    found["bytes of an item in the index"] = size_of(place) / count
+def built(bank: Bank, folder: Path, builders: int) -> dict[str, Any]:
+    """Make the index of a bank by one process and by several, one thread each, and say what that
+    took.
+    """
+    count, found = len(bank), dict[str, Any]()
+    for number in (1, builders) if builders > 1 else (1,):
+        place = folder / f"index-{count}" if number == 1 else folder / "by several"
+        shutil.rmtree(place, ignore_errors=True)
+        notes = [folder / f"built-{one}.json" for one in range(number)]
+        running = [asked(folder, bank, build=place, notes=note) for note in notes]
+        if any(process.wait() for process in running):
+            raise SystemExit("a process that makes the index has failed, see above")
+        each = [load_json(note) for note in notes]
+        found[f"made by {number}"] = {"s": max(one["s"] for one in each), "each": each}
+    if builders > 1:
+        found["several write the same bits"] = contents(place) == contents(
+            folder / f"index-{count}"
+        )
+        shutil.rmtree(place)
+    found["bytes of an item in the index"] = size_of(folder / f"index-{count}") / count
     found["bytes of an item in the bank"] = bank.store.item_bytes
-    command = [sys.executable, __file__, str(folder), "--measure", str(count)]
-    subprocess.run([*command, "--queries", str(queries), "--dtype", bank.store.dtype], check=True)
-    return found | load_json(folder / "measured.json")
+    return found
+
+
+def asked(folder: Path, bank: Bank, **what: Any) -> subprocess.Popen[bytes]:
+    """A process of this file that does something with the bank as it is."""
+    given = [word for name, value in what.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, __file__, str(folder), "--dtype", bank.store.dtype, *given]
+    return subprocess.Popen(command)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
+
+
+def build(folder: Path, place: Path, dtype: str) -> dict[str, Any]:
+    """What one of the processes does that make an index; each measures recall, which is a scan."""
+    torch.set_num_threads(1)
+    bank = opened(folder, dtype)
+    before = resident()
+    started, own = time.perf_counter(), time.process_time()
+    near = bank.approximate(folder=place)
+    figures = {"s": time.perf_counter() - started, "CPU s": time.process_time() - own}
+    after = resident()
+    figures |= {"memory grew by, GiB, at most": after["peak"] - before["now"], "now": after}
+    figures["s of which to measure recall, about"] = seconds(near.measured)
+    return {**figures, "sizes": near._made.state["sizes"], "recalls": near.recalls}
+
+
+def opened(folder: Path, dtype: str) -> Bank:
+    store = VectorStore.open(folder / f"bank-{dtype}", "bank", "run this again")
+    return Bank(Synthetic(folder), store)
 
 
 # --- measuring, in a process of its own -----------------------------------------------------------
@@ -207,30 +248,31 @@ def measure(folder: Path, count: int, number: int, dtype: str, rounds: int = 3) 
     """Both searches, one query at a time, in turn."""
     student = Synthetic(folder)
     queries = student.drawn(number, seed=1)
+    torch.set_num_threads(1)
     before = resident()
     started = time.perf_counter()
-    store = VectorStore.open(folder / f"bank-{dtype}", "bank", "run this again")
-    bank = Bank(student, store)
+    bank = opened(folder, dtype)
     assert len(bank) == count
     near = Approximate.open(folder / f"index-{count}", bank)
-    opened = time.perf_counter() - started
+    taken = time.perf_counter() - started
     load_before = os.getloadavg()
     _, first = clocked(near, queries)
     after = resident()
     figures: dict[str, Any] = {
-        "opened in, s": opened,
+        "opened in, s": taken,
         "memory before, GiB": before,
         "memory after approximate searches alone, GiB": after,
+        "memory grew by, GiB, at most": after["peak"] - before["now"],
         "queries": number,
         "ms of a query, the first time": first,
     }
     for threads in (1, 2):
         torch.set_num_threads(threads)
         fast, slow, ratios = [], [], []
-        for _ in range(rounds if threads == 1 else 1):
+        for _ in range(rounds):
             quick, spread = clocked(near, queries)
             fast.append(spread)
-            whole, spread = clocked(bank, queries[:2])
+            whole, spread = clocked(bank, queries[:5])
             slow.append(spread)
             ratios.append([b / a for a, b in zip(quick, whole, strict=True)])
         figures[f"{threads} threads"] = {
@@ -244,9 +286,15 @@ def measure(folder: Path, count: int, number: int, dtype: str, rounds: int = 3) 
     figures["recall of the exact top 100"] = shared(found, exact)
     figures["recall of the 100 least"] = shared(found, exact, least=True)
     figures["least recall of a query"] = min(each(found.indices, exact.indices))
+    percent = math.ceil(count / 100)
+    # scores of candidates are exact: the share that is proposed is the share that is found
+    shares = each(near._candidates(queries, percent), bank.nearest(queries, percent).indices)
+    wide = {"items": percent, "mean": float(np.mean(shares)), "least of a query": min(shares)}
+    figures["recall of the exact top 1 %"] = wide | clocked(near, queries[:5], percent)[1]
     figures["memory at the end, exact searches among it, GiB"] = resident()
     by_probes, usual = {}, near.probes
-    for probes in (usual // 4, usual // 2, usual, 2 * usual):
+    lists = near._made.state["sizes"]["lists"]
+    for probes in (usual // 4, usual // 2, usual, min(lists, 2 * usual)):
         near.probes = probes
         recall = shared(near.nearest(queries, TOP), exact)
         by_probes[probes] = {"recall": recall, **clocked(near, queries)[1]}
@@ -255,17 +303,31 @@ def measure(folder: Path, count: int, number: int, dtype: str, rounds: int = 3) 
     return figures
 
 
-def clocked(searched: Approximate | Bank, queries: Tensor) -> tuple[list[float], dict[str, Any]]:
+def clocked(
+    searched: Approximate | Bank, queries: Tensor, top: int = TOP
+) -> tuple[list[float], dict[str, Any]]:
     """Milliseconds of queries one after the other by the clock and of CPU time, medians and
     spread; CPU time is what a machine that is busy with others does not change much.
     """
     wall, own = [], []
     for query in queries:
         started = time.process_time()
-        wall.append(1e3 * seconds(lambda one=query[None]: searched.nearest(one, TOP)))
+        wall.append(1e3 * seconds(lambda one=query[None]: searched.nearest(one, top)))
         own.append(1e3 * (time.process_time() - started))
     medians = [float(np.median(wall)), float(np.median(own))]
     return medians, {"ms": _spread(wall), "CPU ms": _spread(own)}
+
+
+def summary(found: dict[str, Any]) -> str:
+    """What matters most of what was found at one size."""
+    kinds = (found["1 threads"][f"{which}, by round"] for which in ("approximate", "exact"))
+    fast, slow = ([round(spread["ms"]["median"], 1) for spread in rounds] for rounds in kinds)
+    return (
+        f"{found['recall of the exact top 100']:.3f} of the top 100, "
+        f"{found['recall of the exact top 1 %']['mean']:.3f} of the top 1 %, {fast} ms, exact "
+        f"{slow} ms, memory grew by {found['memory grew by, GiB, at most']:.2f} GiB, made in "
+        f"{found['made by 1']['s']:.0f} s"
+    )
 
 
 def each(found: Tensor, exact: Tensor) -> list[float]:
@@ -285,71 +347,6 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": middle, "quartile 1": low, "quartile 3": high, "most": worst}
 
 
-# --- which codes ----------------------------------------------------------------------------------
-
-
-def codes(bank: Bank, student: Synthetic, queries: int) -> dict[str, Any]:
-    """Codes of several kinds in the same cells, each asked for 100 and for 400 candidates."""
-    import faiss
-
-    faiss.omp_set_num_threads(torch.get_num_threads())
-    store, vectors = bank.store, student.drawn(queries, seed=1)
-    sizes = Sizes.fitting(store, None, None, None, None)
-    quantiser = Quantiser.trained(store, sizes, torch.device("cpu"))
-    exact, wide = bank.nearest(vectors, TOP).indices, sizes.components
-    parts = [quantiser.queries(shard.decode()) for _, shard in store.shards()]
-    points, rows = np.concatenate(parts), quantiser.queries(vectors)
-    points -= points.mean(0)
-    cells = quantiser.tensors()["cells"].numpy()
-    rotation = faiss.RandomRotationMatrix(wide, wide)
-    rotation.init(0)
-    metric, scalar = faiss.METRIC_INNER_PRODUCT, faiss.ScalarQuantizer
-    kind, lists = faiss.IndexIVFScalarQuantizer, sizes.lists
-    wanted: dict[str, Callable[[Any], Any]] = {
-        "scalar, 8 bits": lambda order: kind(order, wide, lists, scalar.QT_8bit, metric),
-        "scalar, 4 bits": lambda order: kind(order, wide, lists, scalar.QT_4bit, metric),
-        "product, 8 bits for 4 components": lambda order: faiss.IndexIVFPQ(
-            order, wide, lists, wide // 4, 8, metric
-        ),
-    }
-    for bits in (1, 2, 4, 8):
-        wanted[f"RaBitQ, rotated, {bits} bits"] = lambda order, bits=bits: faiss.IndexIVFRaBitQ(
-            order, wide, lists, metric, True, bits
-        )
-    found: dict[str, Any] = {}
-    for name, make in wanted.items():
-        turn = rotation.apply if "rotated" in name else np.ascontiguousarray
-        order = faiss.IndexFlatIP(wide)
-        order.add(turn(cells))
-        index = make(order)
-        placed = faiss.IndexFlatL2(wide)
-        placed.add(turn(cells))
-        cell = placed.search(turn(points), 1)[1][:, 0]
-        trained = seconds(lambda index=index, turn=turn: index.train(turn(points[:50_000])))
-        added = seconds(
-            lambda index=index, turn=turn, cell=cell: index.add_core(
-                len(points), faiss.swig_ptr(turn(points)), None, faiss.swig_ptr(cell)
-            )
-        )
-        index.nprobe = sizes.probes
-        asked = turn(rows)
-        few = torch.from_numpy(index.search(asked, TOP)[1])
-        many = torch.from_numpy(index.search(asked, 4 * TOP)[1])
-        started = time.process_time()
-        for one in asked:
-            index.search(one[None], 4 * TOP)
-        taken = 1e3 * (time.process_time() - started) / len(asked)
-        found[name] = {
-            "bytes": index.code_size,
-            "trained in, s": trained,
-            "encoded in, s": added,
-            "exact top 100 among 100": float(np.mean(each(few, exact))),
-            "exact top 100 among 400": float(np.mean(each(many, exact))),
-            "CPU ms of a query": taken,
-        }
-    return {"items": len(bank), "sizes": sizes.state(), "codes": found}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where all is kept: 4 GiB for a million items")
@@ -358,14 +355,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="int8", help="of the bank")
     parser.add_argument("--train-steps", type=int, default=1500)
     parser.add_argument("--epochs", type=float, default=14, help="of the distillation")
-    parser.add_argument("--codes", action="store_true", help="compare codes at the first size")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--builders", type=int, default=2, help="processes that make an index")
+    for name, kind in (("--measure", int), ("--build", Path), ("--notes", Path)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
     folder = arguments.folder
     if arguments.measure:
         measured = measure(folder, arguments.measure, arguments.queries, arguments.dtype)
-        save_json(folder / "measured.json", measured)
+        save_json(arguments.notes, measured)
+        return
+    if arguments.build:
+        save_json(arguments.notes, build(folder, arguments.build, arguments.dtype))
         return
     real(folder, arguments.train_steps, arguments.epochs)
     student = Synthetic(folder)
@@ -377,12 +378,13 @@ def main() -> None:
         taken = time.perf_counter()
         bank = grown(student, folder, count, arguments.dtype)
         grew = time.perf_counter() - taken
-        if arguments.codes:
-            report.note(codes=codes(bank, student, arguments.queries))
-            arguments.codes = False
-        found = built(bank, folder, arguments.queries) | {"bank grew in, s": grew}
-        sizes[str(count)] = found
-        report.note(sizes=sizes, loads=[list(started), list(os.getloadavg())])
+        found = {"items": count, "bank grew in, s": grew} | built(bank, folder, arguments.builders)
+        notes = folder / "measured.json"
+        if asked(folder, bank, measure=count, queries=arguments.queries, notes=notes).wait():
+            raise SystemExit("the process that measures has failed, see above")
+        sizes[str(count)] = found | load_json(notes)
+        report.keep(sizes=sizes, loads=[list(started), list(os.getloadavg())])
+        print(f"{count:,} items: {summary(sizes[str(count)])}", flush=True)
     first = min(arguments.items)
     if len(arguments.items) > 1:  # the first index follows the bank to its last size
         near = Approximate.open(folder / f"index-{first}", bank)

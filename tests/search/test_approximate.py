@@ -206,6 +206,21 @@ def test_the_global_random_state_and_the_threads_of_faiss_are_left_alone(bank):
     assert faiss.omp_get_max_threads() == own
 
 
+def test_few_queries_take_one_thread_and_many_as_many_as_torch_has(bank, index, monkeypatch):
+    seen, true = set(), approximate._stored
+
+    def noted(*given: Any) -> Any:
+        seen.add(torch.get_num_threads())
+        return true(*given)
+
+    monkeypatch.setattr(approximate, "_stored", noted)
+    with threads(2):
+        for top_k, count in ((100, 1), (200, 2)):  # of 6 queries
+            index.search(QUERIES, top_k)
+            assert seen == {count}
+            seen.clear()
+
+
 # --- on disk --------------------------------------------------------------------------------------
 
 

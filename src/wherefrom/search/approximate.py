@@ -8,6 +8,7 @@ encoded alone.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
 from ..errors import WherefromError, need, number, whole
 from ..running.ranks import gathered, meet, share
+from ..running.threads import threads
 from .exact import Exact
 from .quantiser import Sizes, within
 from .segments import WHAT, Segments
@@ -34,6 +36,9 @@ _FEWEST = 64  # candidates, however few are asked for
 _SHARE = 0.01  # of the bank: the top that recall is measured on
 _TOPS = 100, 10_000  # and no more items than these
 _MEASURED = 64  # items of the bank that it is measured on, unless queries are given
+# items asked for of all queries together, for which one thread is faster: several, of torch and of
+# faiss, wait for each other longer than they work
+_FEW = 1024
 _TOGETHER = 4096  # candidates whose scores are computed at a time
 _SEED = 0
 _FOLDER = "approximate"  # inside the one it is saved in, which may be the bank's
@@ -192,14 +197,16 @@ class Approximate:
         how = {"probes": self.probes, "recall": self.recall}
         draws = list(range(store.draws))
         about = {**self.bank.carried, "searched_draws": draws, "approximate": how}
-        # both ends at once: they are two queries to faiss, and one thread takes each
-        ends = self._proposed(store, torch.cat([vectors, -vectors]), top_k).chunk(2)
-        for query, both in zip(vectors.cpu().float().flatten(1), torch.cat(ends, 1), strict=True):
-            top = TopK(top_k, len(store))
-            for ids in both.unique().split(_TOGETHER):
-                scores = query @ _stored(store, ids).flatten(1).T / store.draws
-                top.add(ids, scores[None])
-            found.append(top.result(about))
+        few = len(vectors) * top_k <= _FEW
+        with threads(1) if few else contextlib.nullcontext():
+            ends = self._proposed(store, torch.cat([vectors, -vectors]), top_k).chunk(2)
+            candidates = torch.cat(ends, 1)
+            for query, both in zip(vectors.cpu().float().flatten(1), candidates, strict=True):
+                top = TopK(top_k, len(store))
+                for ids in both.unique().split(_TOGETHER):
+                    scores = query @ _stored(store, ids).flatten(1).T / store.draws
+                    top.add(ids, scores[None])
+                found.append(top.result(about))
         return joined(found)
 
     def measured(self, queries: Tensor | Dataset | None = None, top: int | float = 0.01) -> float:

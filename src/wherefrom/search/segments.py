@@ -175,10 +175,9 @@ class Segments:
     def _encode(self, store: VectorStore, quantiser: Quantiser) -> None:
         """This process's share of the shards, and in a folder what others of a group leave."""
         here, counts, later = share(), store.counts, list[int]()
-        turns = list(range(here.rank, len(counts), here.world))
-        own = [_part_name(number) for number in turns]
+        turns = own = list(range(here.rank, len(counts), here.world))
         if here.joined and self.folder is not None:
-            turns += [number for number in range(len(counts)) if number not in turns]
+            turns = sorted(range(len(counts)), key=lambda number: number % here.world != here.rank)
         total = sum(counts[number] for number in turns)
         with bar(total, "indexing approximately", "image") as progress:
             for wait in (False, True):  # what others have taken is looked at again at the end
@@ -196,7 +195,8 @@ class Segments:
                     progress.update(counts[number])
         if here.joined and self.folder is None:
             parts = self.state["parts"]
-            held = {name: self.artefact.read(name) for name in own if name in parts}
+            names = [name for name in map(_part_name, own) if name in parts]
+            held = {name: self.artefact.read(name) for name in names}
             for named, theirs in gathered((parts, held), WHAT):
                 self._commit({"parts": named}, theirs.items())
 
