@@ -123,8 +123,8 @@ class Approximate:
 
     @classmethod
     def open(cls, folder: Folder, bank: Searched) -> Self:
-        """An index that was saved, or made in a folder, of the same bank; however many items it
-        has, this takes seconds.
+        """An index that was saved, or made in a folder, of the same bank: it is looked through for
+        damage once, and stays where it is.
         """
         need("faiss", "search")
         return cls(bank, Segments.open(Path(folder) / _FOLDER, bank.store.as_it_is()))
