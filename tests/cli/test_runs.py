@@ -33,6 +33,7 @@ VERBS = [
     "fit",
     "index",
     "distill",
+    "merge",
     "attribute",
     "serve",
     "report",

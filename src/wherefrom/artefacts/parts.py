@@ -4,11 +4,17 @@ its identity, and are taken away once they are joined in it.
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable, Iterable
 
+from ..errors import WherefromError
+from ..running.ranks import Share
 from .artefact import Artefact, there
 
 PARTS = "parts"
+_NAME = re.compile(r"(\d+)-of-(\d+)")  # as `Share.name` has it
+_NAMED = 8  # shards that a sentence names
 
 
 class PartFolders:
@@ -34,3 +40,25 @@ class PartFolders:
         """Take them away."""
         if self._place is not None:
             shutil.rmtree(self._place, ignore_errors=True)
+
+
+def refuse_missing(
+    what: str, missing: int, count: int, names: Iterable[str], whole: Callable[[Share], bool]
+) -> None:
+    """Refuse to merge where images are missing, and say which shards would have made them.
+
+    Args:
+        what: is merged, in words.
+        missing: images that no part holds.
+        count: images in all.
+        names: of the parts that are there.
+        whole: whether a part that is there holds all that its shard makes.
+    """
+    there_are = [_NAME.fullmatch(name) for name in names]
+    made = {(int(one[1]), int(one[2])) for one in there_are if one is not None}
+    wanted = sorted((number, of) for of in {of for _, of in made} for number in range(of))
+    lacking = [one for one in wanted if one not in made or not whole(Share(*one))]
+    shown = ", ".join(f"{number}/{of}" for number, of in lacking[:_NAMED])
+    more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+    way = f"run --shard {shown}{more}" if lacking else "run it without a shard, which makes them"
+    raise WherefromError(f"{missing:,} of {count:,} images of {what} are missing: {way}")

@@ -12,9 +12,13 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import WherefromError
+from ..running.launch import refuse_several
 from . import verbs
 from .begin import init
 from .talk import one_sentence
+
+# what several processes share; all else is one's
+SHARED = ("train", "fit", "index", "distill", "attribute", "evaluate", "lds")
 
 
 class Commands(TyperGroup):
@@ -23,6 +27,12 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with one_sentence():
             return super().invoke(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is not None and cmd_name not in SHARED:
+            refuse_several(cmd_name)
+        return found
 
 
 Name = Annotated[
@@ -79,6 +89,7 @@ for _verb in (
     verbs.fit,
     verbs.index,
     verbs.distill,
+    verbs.merge,
     verbs.attribute,
     verbs.serve,
     verbs.info,

@@ -1,5 +1,5 @@
 """What the command line says and where: results on stdout, all other words on stderr, whatever goes
-wrong in one sentence.
+wrong in one sentence. Of several processes the first speaks; the others say what is amiss.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import WherefromError
+from ..running.launch import launched
 from ..running.progress import quiet
 
 _WIDE = 200  # characters of a line where no terminal says how many there are
@@ -51,15 +52,23 @@ def one_sentence() -> Iterator[None]:
         what = (error.strerror or str(error)).lower()
         _refuse(f"the disk cannot be used as it should{where}: {what}")
         raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        typer.echo(
-            "\nwherefrom: interrupted; run the same command again to go on from here", err=True
-        )
+    except KeyboardInterrupt as stop:
+        what = str(stop) or "interrupted"
+        typer.echo(f"\n{_who()}: {what}; run the same command again to go on from here", err=True)
         raise typer.Exit(130) from None
 
 
 def _refuse(sentence: str) -> None:
-    typer.echo(f"wherefrom: {visible(sentence)}", err=True)
+    typer.echo(f"{_who()}: {visible(sentence)}", err=True)
+
+
+def _who() -> str:
+    """Who speaks, where several could."""
+    try:
+        here = launched()
+    except WherefromError:  # what is wrong with the variables is being said
+        return "wherefrom"
+    return "wherefrom" if here.world == 1 else f"wherefrom (process {here.rank} of {here.world})"
 
 
 def _out_of_memory(error: RuntimeError | MemoryError) -> bool:
@@ -86,7 +95,7 @@ def _is_seen(letter: str) -> bool:
 
 def _noted(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """A warning as a sentence, without the line of code that it came from."""
-    typer.echo(f"wherefrom: note: {visible(str(message))}", err=True)
+    typer.echo(f"{_who()}: note: {visible(str(message))}", err=True)
 
 
 def tell(sentence: str) -> None:
@@ -99,17 +108,22 @@ def tell(sentence: str) -> None:
 @contextmanager
 def talking(silent: bool) -> Iterator[Any]:
     """Inside, progress is shown unless it is not wanted; gives what is told of stages."""
+    silent = silent or not launched().first
     with quiet(silent):
         yield (lambda _: None) if silent else tell
 
 
 def show(text: str) -> None:
     """A result in words."""
+    if not launched().first:
+        return
     Console(highlight=False, soft_wrap=True).print(escape(visible(text)))
 
 
 def show_json(content: Any) -> None:
     """A result for a program."""
+    if not launched().first:
+        return
     text = json.dumps(content, indent=2, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -126,6 +140,8 @@ def _cell(text: str) -> str:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A result as a table; columns whose names end in > are flushed right."""
+    if not launched().first:
+        return
     table = Table(
         title=escape(visible(title)), title_justify="left", box=SIMPLE_HEAD, title_style="bold"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,17 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from ..errors import WherefromError, need, number, whole
+from ..running.launch import joined
 from ..running.progress import clock
 from .talk import show, show_json, show_table, talking
 
 RUN = Annotated[Path, typer.Argument(help="Folder of the run.", show_default=False)]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda or cuda:1; none: a GPU where there is one.")
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(help="Make one part of several, as 0/8 to 7/8; `merge` joins them."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON to stdout.")]
@@ -39,12 +45,40 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opened(folder: Path, device: str | None, quiet: bool) -> Iterator[Opened]:
-    """A run, whose stages are told of unless it is quiet."""
+    """A run, whose stages are told of unless it is quiet; of several processes each has it."""
     from ..runs import Run
 
     started = time.monotonic()
-    with talking(quiet) as told:
-        yield Opened(Run.open(folder, device, told), started)
+    with talking(quiet) as told, joined(device) as mine:
+        yield Opened(Run.open(folder, mine, told), started)
+
+
+@contextmanager
+def opened_shard(
+    folder: Path, device: str | None, quiet: bool, asked: str | None
+) -> Iterator[tuple[Opened, str]]:
+    """A run of which a shard is made, or all of it; and what is said of that before it is named."""
+    number, of = _shard(asked)
+    with opened(folder, device, quiet) as here:
+        if asked is None:
+            yield here, ""
+            return
+        from ..running.ranks import shard
+
+        with shard(number, of):
+            yield here, f"shard {number}/{of} of "
+
+
+def _shard(asked: str | None) -> tuple[int, int]:
+    """The number of a shard, and of how many."""
+    if asked is None:
+        return 0, 1
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", asked)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise WherefromError(
+            f"--shard is a number, from 0, and of how many, as 0/8 to 7/8, not {asked!r}"
+        )
+    return int(found[1]), int(found[2])
 
 
 # --- making ---------------------------------------------------------------------------------------
@@ -60,34 +94,61 @@ def train(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
         show(f"the network of {run} is trained ({clock(here.seconds)})")
 
 
-def fit(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+def fit(run: RUN, shard: Shard = None, device: Device = None, quiet: Quiet = False) -> None:
     """Estimate the curvature that the exact method and the index need.
 
     Example: wherefrom fit my-run --device cuda
     """
-    with opened(run, device, quiet) as here:
+    with opened_shard(run, device, quiet, shard) as (here, part):
         here.run.fit()
-        show(f"the curvature of {run} is fitted ({clock(here.seconds)})")
+        show(f"{part}the curvature of {run} is fitted ({clock(here.seconds)})")
 
 
-def index(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+def index(run: RUN, shard: Shard = None, device: Device = None, quiet: Quiet = False) -> None:
     """Index the training images, so that a question needs no pass over them.
 
     Example: wherefrom index my-run
     """
-    with opened(run, device, quiet) as here:
+    with opened_shard(run, device, quiet, shard) as (here, part):
         made = here.run.index()
-        show(f"{len(made):,} images of {run} are indexed ({clock(here.seconds)})")
+        what = f"{part}the index" if part else f"{len(made):,} images"
+        done = "is made" if part else "are indexed"
+        show(f"{what} of {run} {done} ({clock(here.seconds)})")
 
 
-def distill(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+def distill(
+    run: RUN,
+    student_only: Annotated[
+        bool, typer.Option("--student-only", help="Teach it, and embed nothing yet.")
+    ] = False,
+    shard: Shard = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
     """Teach a student that needs no gradients, and embed the training images with it.
 
     Example: wherefrom distill my-run
     """
-    with opened(run, device, quiet) as here:
+    if student_only and shard is not None:
+        raise WherefromError("a student is not taught in shards: leave --shard out")
+    with opened_shard(run, device, quiet, shard) as (here, part):
+        if student_only:
+            here.run.student()
+            show(f"the student of {run} is taught ({clock(here.seconds)})")
+            return
         made = here.run.distill()
-        show(f"the student of {run} has embedded {len(made):,} images ({clock(here.seconds)})")
+        much = f"{part}the images" if part else f"{len(made):,} images"
+        show(f"the student of {run} has embedded {much} ({clock(here.seconds)})")
+
+
+def merge(run: RUN, device: Device = None, quiet: Quiet = False) -> None:
+    """Join what `--shard` has made, once all shards are there; what is missing is named.
+
+    Example: wherefrom merge my-run
+    """
+    with opened(run, device, quiet) as here:
+        for name in here.run.merge():
+            show(f"the {name} of {run} is whole ({clock(here.seconds)})")
 
 
 # --- asking ---------------------------------------------------------------------------------------

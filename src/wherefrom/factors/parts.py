@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact
-from ..artefacts.parts import PARTS, PartFolders
+from ..artefacts.parts import PARTS, PartFolders, refuse_missing
 from ..errors import WherefromError
 from ..running.ranks import Share, gathered, meet, summed
 from .moments import Moments
@@ -61,11 +61,20 @@ class Parts:
         own = self._folders.claim(self.here.name)
         done = self._known.get(self.here.name, torch.empty(0, dtype=torch.long))
         if self.here.apart:
-            dealt = everything[self.here.rank :: self.here.world]
+            dealt = self._dealt(self.here)
             return Task(own, done, dealt[~torch.isin(dealt, done)])
         covered = torch.cat([self._begun, *self._known.values()])
         missing = everything[~torch.isin(everything, covered)]
+        if self.here.merges and len(missing):
+            what = f"{_WHAT} in {self.whole.folder}"
+            refuse_missing(what, len(missing), self.count, self._known, self._is_whole)
         return Task(own, done, missing[self.here.rank :: self.here.world])
+
+    def _dealt(self, shard: Share) -> Tensor:
+        return torch.arange(shard.rank, self.count, shard.world)
+
+    def _is_whole(self, shard: Share) -> bool:
+        return bool(torch.isin(self._dealt(shard), self._known[shard.name]).all())
 
     def join(self, moments: Moments, done: Tensor) -> None:
         """Make the sums of this process, of images at places [d], those of all."""

@@ -32,11 +32,13 @@ class Share:
         rank: its number, from 0.
         world: how many parts there are.
         joined: whether the others are in a process group, so that results can be joined at once.
+        merges: whether parts are joined here, and none is made.
     """
 
     rank: int = 0
     world: int = 1
     joined: bool = False
+    merges: bool = False
 
     @property
     def alone(self) -> bool:
@@ -59,14 +61,14 @@ class Share:
         return f"{self.rank}-of-{self.world}"
 
 
-_shard: ContextVar[Share | None] = ContextVar("shard", default=None)
+_here: ContextVar[Share | None] = ContextVar("here", default=None)  # inside `shard` or `merging`
 
 
 def share() -> Share:
     """That of this process, here and now."""
-    apart = _shard.get()
-    if apart is not None:
-        return apart
+    said = _here.get()
+    if said is not None:
+        return said
     if dist.is_available() and dist.is_initialized():
         return Share(dist.get_rank(), dist.get_world_size(), joined=dist.get_world_size() > 1)
     return Share()
@@ -89,11 +91,28 @@ def shard(number: int, of: int) -> Iterator[Share]:
             "a shard works for itself, and this process is one of a group: start it without "
             "torchrun, or leave the shard out"
         )
-    known = _shard.set(Share(number, of))
+    with _being(Share(number, of)) as here:
+        yield here
+
+
+@contextlib.contextmanager
+def merging() -> Iterator[None]:
+    """Inside, the parts that shards have made are joined, and nothing else is made: what is missing
+    is refused by name.
+    """
+    if share().joined:
+        raise WherefromError("parts are merged by one process: start it without torchrun")
+    with _being(Share(merges=True)):
+        yield
+
+
+@contextlib.contextmanager
+def _being(here: Share) -> Iterator[Share]:
+    known = _here.set(here)
     try:
-        yield Share(number, of)
+        yield here
     finally:
-        _shard.reset(known)
+        _here.reset(known)
 
 
 # --- what the processes of a group tell each other ------------------------------------------------

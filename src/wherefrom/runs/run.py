@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,30 +20,29 @@ from ..artefacts.files import check_folder, exists
 from ..artefacts.identity import fingerprint, plain
 from ..attribution.pictures import Pictures
 from ..data.items import Dataset
-from ..diffusion.draws import Draws
 from ..errors import WherefromError, number, say, whole
 from ..planning import Plan
+from ..running.ranks import meet, share
 from ..tid.index import Index
-from ..tid.teacher import TID
 from ..tide.bank import Bank
-from ..tide.student import TIDE
 from .ahead import planned
 from .asking import check_query, file_words, say_of_another_model, shown_count
 from .bench import Bench
 from .conditions import check_condition, generates_from
 from .kept import Kept, read_query, save_picture
+from .making import Making
 from .metadata import look_at_metadata
 from .pages import mark_of, reported, write_page
 from .pictures import named_images
-from .settings import METHODS, Settings
+from .settings import METHODS
 from .space import Asked
-from .stages import Stages, Tell, counted
+from .stages import Tell
 from .standing import info
-from .subject import Subject, shown_settings, subject
+from .subject import shown_settings
 from .toml import NAME, read_settings
 
 
-class Run:
+class Run(Making):
     """A run; `Run.open(folder)` opens one.
 
     Args:
@@ -52,11 +51,6 @@ class Run:
         device: where its network works.
         tell: is told which stage begins and how long it took.
     """
-
-    def __init__(self, folder: Path, settings: Settings, device: torch.device, tell: Tell) -> None:
-        self.folder, self.settings, self.device = folder, settings, device
-        self.stages = Stages(folder, tell)
-        self._tid: TID | None = None
 
     @classmethod
     def open(
@@ -82,11 +76,6 @@ class Run:
     # --- what it is about -----------------------------------------------------------------------
 
     @cached_property
-    def subject(self) -> Subject:
-        """The model and its training items, trained and encoded where they have to be."""
-        return subject(self.settings, self.folder, self.device, self.stages)
-
-    @cached_property
     def _named(self) -> tuple[Dataset, list[str] | None]:
         """The training images and their classes, as run.toml names them; no network is opened."""
         found = named_images(self.settings, self.folder)
@@ -103,12 +92,6 @@ class Run:
         """What a person sees of the training items."""
         return Pictures(self.subject.dataset)
 
-    @cached_property
-    def draws(self) -> Draws:
-        """That images are compared on."""
-        table, about = self.settings.draws, self.subject
-        return Draws(about.denoiser.process, about.shape, table.count, table.seed)
-
     def plan(self, calibrate: float = 10.0, seconds: float | None = None) -> Plan:
         """What every stage will take, on this device; nothing is made.
 
@@ -116,116 +99,6 @@ class Run:
         seconds: that all stages together may take; None: any.
         """
         return planned(self.settings, self.folder, self.device, self.stages, calibrate, seconds)
-
-    # --- stages ---------------------------------------------------------------------------------
-
-    def train(self) -> None:
-        """Train a built-in network."""
-        if self.settings.model.preset is None:
-            raise WherefromError(
-                f"the model of {self.folder} is trained already: only a preset is trained here"
-            )
-        _ = self.subject
-
-    def without(self, indices: Iterable[int]) -> Subject:
-        """What the run is about, its built-in network trained again without some training images:
-        the same first weights, batches and noise, so that only those images make a difference.
-        """
-        count = len(self.subject.dataset)
-        left_out = {whole("a training image", index, 0, count - 1) for index in indices}
-        if not left_out:
-            return self.subject
-        return subject(self.settings, self.folder, self.device, self.stages, sorted(left_out))
-
-    @property
-    def _fit_parts(self) -> dict[str, Any]:
-        table = self.settings.tid
-        drawn = {"draws": self.settings.draws.count, "seed of the draws": self.settings.draws.seed}
-        count = min(table.samples, len(self.subject.dataset))
-        return {**self.subject.parts, **drawn, "samples": count}
-
-    @property
-    def _index_parts(self) -> dict[str, Any]:
-        table = self.settings.index
-        how = {"damping": self.settings.tid.damping, "precision": self._precision}
-        return {**self._fit_parts, **how, "dim": table.dim, "dtype": table.dtype}
-
-    @property
-    def _student_parts(self) -> dict[str, Any]:
-        tid = self.settings.tid
-        how = {"damping": tid.damping, "similarity": tid.similarity, "precision": self._precision}
-        blocks = self.settings.model.blocks
-        how |= {} if blocks is None else {"blocks": blocks}
-        return {**self._fit_parts, **how, **vars(self.settings.tide)}
-
-    @property
-    def _precision(self) -> str:
-        """In which gradients are made; what is scored or indexed in another one is another. The
-        curvature alone may be of either.
-        """
-        own = "bf16" if self.device.type == "cuda" else "fp32"
-        return self.settings.tid.precision or own
-
-    def fit(self) -> TID:
-        """The exact method, its curvature fitted or read."""
-        if self._tid is None:
-            table, about = self.settings.tid, self.subject
-            tid = TID(
-                about.denoiser,
-                self.draws,
-                table.damping,
-                similarity=table.similarity,  # type: ignore[arg-type]
-                precision=table.precision,  # type: ignore[arg-type]
-            )
-            parts = self._fit_parts
-            count = parts["samples"]
-            drawn = counted(len(self.draws), "draw")
-            words = f"fitting the curvature ({counted(count, 'image')}, {drawn})"
-            with self.stages.working("curvature", parts, words) as place:
-                tid.fit(about.dataset, table.batch_size, table.samples, place / "curvature")
-            self._tid = tid
-        return self._tid
-
-    def index(self) -> Index:
-        """The index of the training set, made or read."""
-        tid, table = self.fit(), self.settings.index
-        words = f"indexing {counted(len(self.subject.dataset), 'image')}"
-        with self.stages.working("index", self._index_parts, words) as place:
-            return tid.index(
-                self.subject.dataset,
-                place / "index",
-                table.dim,
-                table.dtype,  # type: ignore[arg-type]
-                self.settings.tid.batch_size,
-            )
-
-    def distill(self) -> Bank:
-        """The student and its bank, made or read."""
-        table, dataset, parts = self.settings.tide, self.subject.dataset, self._student_parts
-        self._check_blocks()
-        words = f"distilling a student ({counted(table.epochs, 'epoch')})"
-        with self.stages.working("student", parts, words) as place:
-            if self.stages.is_made("student", parts):
-                tide = TIDE.load(place / "student", self.subject.denoiser)
-            else:
-                how = vars(table)
-                tide = TIDE.distill(self.fit(), dataset, store=place / "distillation", **how)
-                tide.save(place / "student")
-        tide.teacher = self._tid
-        words = f"embedding {counted(len(dataset), 'image')}"
-        with self.stages.working("bank", parts, words) as place:
-            return tide.index(dataset, place / "bank")
-
-    def _check_blocks(self) -> None:
-        """Refuse, before the curvature is fitted, a network whose blocks are not found."""
-        try:
-            _ = self.subject.denoiser.blocks
-        except WherefromError as error:
-            what = str(error).rpartition(": ")[0]
-            raise WherefromError(
-                f"{what}: a student reads the outputs of blocks, so name them in [model] of "
-                'run.toml, as blocks = ["body.*"], or take another method (--method index)'
-            ) from error
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -326,6 +199,7 @@ class Run:
             "queries": fingerprint([_digested(item) for item in items], conds),
         }
         kept = Kept.claim(self.folder / "attributions", queries, identity)
+        meet("the attribution")  # nobody writes before all have looked
         if not kept.state:
             dataset = self.subject.dataset
             if found is None:
@@ -335,8 +209,13 @@ class Run:
             else:
                 hits = found.search(items, top_k, exact=exact, dataset=dataset, tid=self.fit())
             data = self.subject.parts["the set of training images"]
-            Kept.keep(kept, hits, queries, top_k, data, mark_of(self.subject))
+            if share().first:
+                Kept.keep(kept, hits, queries, top_k, data, mark_of(self.subject))
+            meet("the attribution")
+            kept = Kept.claim(self.folder / "attributions", queries, identity)
         mine = replace(Kept.open(kept), files=[query.file for query in queries])
+        if not share().first:
+            return mine
         try:
             # anew each time: words beside the training images may be others than they were
             write_page(mine, self.subject, self.pictures, queries)

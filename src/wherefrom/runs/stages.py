@@ -2,7 +2,8 @@
 line makes another folder, and what was made before stays.
 
 The library's artefacts go on where they were interrupted; here is which folder is theirs, and what
-is said of it.
+is said of it. Of several processes that work together the first keeps the notes; shards, which know
+of no other, leave a stage begun for whoever merges them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from typing import Any
 from ..artefacts.files import check_folder, load_json, save_json
 from ..artefacts.identity import differing, fingerprint, plain
 from ..artefacts.lock import only_one
+from ..artefacts.parts import PARTS
 from ..errors import WherefromError
 from ..running.progress import clock
+from ..running.ranks import Share, meet, share
 
 STAGES = ("training", "retraining", "latents", "curvature", "index", "student", "bank")
-_NOTE, _BUSY = "stage.json", ".stage.lock"
+_NOTE, _BUSY, _SHARD = "stage.json", ".stage.lock", ".shard-{}.lock"
+# what shards may make, and the folder inside the stage's that their parts are in
+_SHARDED = ("curvature", "index", "bank")
 _DIGITS = 8  # of a digest, in a folder's name
 
 Tell = Callable[[str], None]
@@ -76,10 +81,14 @@ class Stages:
         """
         folder, parts = self.place(name, parts), plain(parts)
         before = _made(folder) if (folder / _NOTE).is_file() else None
+        here = share()
+        meet(words)  # nobody writes before all have looked
         if before is not None and before.finished:
-            with contextlib.suppress(OSError):
-                os.utime(folder / _NOTE)  # the last that was used is the one to compare with
-            self._note_use(before)
+            if here.first:
+                with contextlib.suppress(OSError):
+                    os.utime(folder / _NOTE)  # the last that was used is the one to compare with
+                self._note_use(before)
+            self._used.append(folder.name)
             yield folder
             return
         if self.idle:
@@ -88,29 +97,64 @@ class Stages:
                 f"`wherefrom attribute {shlex.quote(str(self.folder))} IMAGE` again, or change it "
                 "back"
             )
+        if here.apart and name not in _SHARDED:
+            raise WherefromError(
+                f"{words} comes first, and is not done in shards: run the same command without "
+                "--shard until that is done"
+            )
         check_folder(folder)
-        busy = (
-            f"somebody else is at work in {folder} just now ({words}): wait until that is done, "
-            "and run the same command again"
-        )
-        with only_one(folder / _BUSY, busy):
-            self.tell(self._begins(name, parts, words, before))
-            spent, started = 0.0 if before is None else before.seconds, time.monotonic()
-            note = {"stage": name, "parts": parts, "finished": False, "seconds": spent}
-            note["after"] = list(self._used)
-            save_json(folder / _NOTE, note)
-            try:
-                yield folder
-            except BaseException:
-                note["seconds"] = spent + time.monotonic() - started
-                # what is on its way matters more than the time that was spent
-                with contextlib.suppress(WherefromError):
+        note = {"stage": name, "parts": parts, "finished": False, "seconds": 0.0}
+        note["after"] = list(self._used)
+        if here.apart:
+            with self._shards_worker(folder, words, here):
+                if before is None:
                     save_json(folder / _NOTE, note)
-                raise
-            taken = spent + time.monotonic() - started
-            save_json(folder / _NOTE, {**note, "finished": True, "seconds": taken})
+                yield folder
+        elif here.first:
+            with self._only_worker(folder, words):
+                spent, started = 0.0 if before is None else before.seconds, time.monotonic()
+                self.tell(self._begins(name, parts, words, before))
+                save_json(folder / _NOTE, {**note, "seconds": spent})
+                try:
+                    yield folder
+                except BaseException:
+                    note["seconds"] = spent + time.monotonic() - started
+                    # what is on its way matters more than the time that was spent
+                    with contextlib.suppress(WherefromError):
+                        save_json(folder / _NOTE, note)
+                    raise
+                taken = spent + time.monotonic() - started
+                save_json(folder / _NOTE, {**note, "finished": True, "seconds": taken})
+            if not here.merges:
+                self.tell(f"{words}: done in {clock(taken)}")
+        else:
+            yield folder
         self._used.append(folder.name)
-        self.tell(f"{words}: done in {clock(taken)}")
+
+    @contextlib.contextmanager
+    def _only_worker(self, folder: Path, words: str) -> Iterator[None]:
+        """Inside, nobody else is at work on a stage, and no shard is."""
+        with only_one(folder / _BUSY, _busy(folder, words)):
+            for lock in sorted(folder.glob(_SHARD.format("*"))):
+                name = lock.name.removeprefix(".shard-").removesuffix(".lock")
+                with only_one(lock, f"shard {name} is at work in {folder} just now: wait for it"):
+                    pass
+            yield
+
+    @contextlib.contextmanager
+    def _shards_worker(self, folder: Path, words: str, here: Share) -> Iterator[None]:
+        """Inside, nobody else makes the same part of a stage, and nobody makes the whole."""
+        twice = f"shard {here.name} is at work in {folder} already: wait until that is done"
+        with only_one(folder / _SHARD.format(here.name), twice):
+            with only_one(folder / _BUSY, _busy(folder, words)):
+                pass
+            self.tell(f"{words}: shard {here.rank}/{here.world}")
+            yield
+
+    def parts_of(self, name: str, parts: Mapping[str, Any]) -> bool:
+        """Whether shards have made parts of a stage that nobody has merged."""
+        place = self.place(name, parts)
+        return name in _SHARDED and (place / name / PARTS).is_dir()
 
     def _note_use(self, made: Made) -> None:
         """Note with what a finished stage is used, which may be more than it was made with."""
@@ -120,9 +164,10 @@ class Stages:
                 save_json(
                     made.folder / _NOTE, {**note, "after": sorted({*made.after, *self._used})}
                 )
-        self._used.append(made.folder.name)
 
     def _begins(self, name: str, parts: Mapping[str, Any], words: str, before: Made | None) -> str:
+        if share().merges:
+            return f"joining the shards of the {name}"
         if before is not None:
             kept = any(before.folder.rglob("*.safetensors"))
             how = "from where it was interrupted" if kept else "of which nothing was kept yet"
@@ -132,6 +177,13 @@ class Stages:
             return words
         changed = differing(others[-1].parts, parts)
         return f"{words} anew ({changed}); what was there stays in {others[-1].folder.name}"
+
+
+def _busy(folder: Path, words: str) -> str:
+    return (
+        f"somebody else is at work in {folder} just now ({words}): wait until that is done, and "
+        "run the same command again"
+    )
 
 
 def counted(number: float, what: str) -> str:

@@ -25,6 +25,7 @@ from ..diffusion.denoiser import Denoiser
 from ..errors import WherefromError, whole
 from ..models.dit import DiT
 from ..models.presets import Preset, preset
+from ..running.ranks import meet, share
 from .networks import below, made_network, made_process, opened_pipeline
 from .pictures import Shown, given_captions, images_of, pictures_of, texts_of
 from .settings import Settings
@@ -163,11 +164,14 @@ def _trained(
         parts["without"] = fingerprint(list(without))
         how["keep"] = sorted(set(range(len(dataset))) - set(without))
     with stages.working("retraining" if without else "training", parts, words) as place:
-        kept = Artefact.claim(place / "network", "network", {"parts": fingerprint(parts)})
-        if not there(place / "network"):
+        identity = {"parts": fingerprint(parts)}
+        if share().first and not there(place / "network"):
             seed = settings.model.seed
             network = one.train(dataset, place / "training", seed, network=first, **how)
+            kept = Artefact.claim(place / "network", "network", identity)
             kept.finish({"of": one.name}, weights=dict(network.state_dict()))
+        meet(words)
+        kept = Artefact.claim(place / "network", "network", identity)
         first.load_state_dict(kept.read("weights"))
     return first.eval()
 

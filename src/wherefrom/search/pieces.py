@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..artefacts.artefact import Artefact
 from ..artefacts.files import check_folder
 from ..artefacts.lock import only_one
-from ..artefacts.parts import PartFolders
+from ..artefacts.parts import PartFolders, refuse_missing
 from ..errors import WherefromError
 from ..running.ranks import Share, gathered, meet
 
@@ -84,23 +84,37 @@ class Pieces:
     def spans(self, batch: int, most: int) -> list[range]:
         """The items that this process makes, in whole batches and at most so many in a row."""
         if self.here.apart:
-            held = [piece for piece in _pieces(self._known) if piece.artefact is self.own()]
-            dealt = self._dealt([range(0, self.count)], batch, self.count)
-            return [rest for span in dealt for rest in _without(span, held, 0)]
+            return self._left(self.here, batch)
         holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
-        return self._dealt(holes, batch, most)
+        missing = sum(map(len, holes))
+        if self.here.merges and missing:
+            what = f"{self._what} in {self.whole.folder}"
+            names = [name for name, part in self._known.items() if part.state]
 
-    def _dealt(self, holes: list[range], batch: int, most: int) -> list[range]:
-        """This process's share of what is missing: every rank-th run of batches."""
+            def whole(one: Share) -> bool:
+                return not self._left(one, batch)
+
+            refuse_missing(what, missing, self.count, names, whole)
+        return self._dealt(self.here, holes, batch, most)
+
+    def _left(self, shard: Share, batch: int) -> list[range]:
+        """What a shard has not made yet."""
+        mine = {name: part for name, part in self._known.items() if name == shard.name}
+        dealt = self._dealt(shard, [range(0, self.count)], batch, self.count)
+        return [rest for span in dealt for rest in _without(span, list(_pieces(mine)), 0)]
+
+    @staticmethod
+    def _dealt(here: Share, holes: list[range], batch: int, most: int) -> list[range]:
+        """A process's share of what is missing: every rank-th run of batches."""
         missing = sum(len(hole) for hole in holes)
-        batches = max(1, -(-missing // (batch * self.here.world)))  # of a run, that all get some
+        batches = max(1, -(-missing // (batch * here.world)))  # of a run, that all get some
         run = batch * min(batches, max(1, most // batch))
         runs = [
             range(start, min(start + run, hole.stop))
             for hole in holes
             for start in range(hole.start, hole.stop, run)
         ]
-        return runs[self.here.rank :: self.here.world]
+        return runs[here.rank :: here.world]
 
     # --- joining --------------------------------------------------------------------------------
 

@@ -214,7 +214,7 @@ class VectorStore:
         its first item's place, while the next are computed.
         """
         shape, left = item_shape(dataset), sum(map(len, spans))
-        total = max((span.stop for span in spans), default=0) if len(spans) == 1 else left
+        total = spans[0].stop if len(spans) == 1 and share().alone else left
         step = min(self.batch_size, self._shard_items)  # a shard is of whole ones
 
         def made(x: Tensor, cond: Cond, places: range) -> Vectors:
