@@ -16,7 +16,7 @@ import wherefrom
 from projections import Images, Projection
 from several import together
 from wherefrom.artefacts.artefact import Artefact
-from wherefrom.running.ranks import shard
+from wherefrom.running.ranks import merging, shard
 from wherefrom.running.threads import threads
 from wherefrom.search import store as search
 from wherefrom.search.approximate import Approximate
@@ -196,12 +196,21 @@ def test_a_part_of_another_bank_s_shard_is_named(bank: Bank, parts: Path) -> Non
         bank.approximate(folder=parts.parent)
 
 
-def test_a_part_that_somebody_took_away_is_named(
-    bank: Bank, parts: Path, monkeypatch: pytest.MonkeyPatch
+def test_who_only_merges_makes_nothing_and_names_what_is_missing(
+    bank: Bank, parts: Path, encoded: list[Any]
 ) -> None:
-    monkeypatch.setattr("wherefrom.search.segments.Segments._encode", lambda *_: None)
-    with pytest.raises(wherefrom.WherefromError, match=r"part-00001 of the .* is missing"):
-        bank.approximate(folder=parts.parent)
+    with merging():
+        with pytest.raises(wherefrom.WherefromError, match=r"part-00001 of the .* is missing"):
+            bank.approximate(folder=parts.parent)
+        with pytest.raises(wherefrom.WherefromError, match="no shard has made a part"):
+            bank.approximate(folder=parts / "other")
+    for number in (1, 2):
+        with shard(number, 3):
+            bank.approximate(folder=parts.parent)
+    del encoded[:]
+    with merging():
+        assert bank.approximate(folder=parts.parent).recall > 0.9
+    assert not encoded
 
 
 def test_an_index_that_somebody_made_anew_is_not_followed(bank: Bank, tmp_path: Path) -> None:

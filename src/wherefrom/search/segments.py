@@ -132,6 +132,11 @@ class Segments:
                 f"a shard keeps what it made of an {KIND} in a folder, and this one has none: give "
                 "bank.approximate(folder=...)"
             )
+        if share().merges and not self.state:
+            raise WherefromError(
+                f"no shard has made a part of the {KIND} in {self.folder}: call "
+                "bank.approximate(folder=...) without merging"
+            )
         if self.folder is not None:
             check_folder(self.folder)
         with self._turn("training"):
@@ -142,7 +147,8 @@ class Segments:
                 self._commit(begun, [("quantiser", self._learned(store, sizes, device))])
         quantiser = self.quantiser(device)
         with threads(self.artefact.threads):  # as it began: others give codes other last bits
-            self._encode(store, quantiser)
+            if not share().merges:
+                self._encode(store, quantiser)
         if share().apart:
             return
         with self._turn("merging"):
@@ -234,8 +240,8 @@ class Segments:
         found = self.state["parts"].get(name)
         if found is None:
             raise WherefromError(
-                f"{name} of the {KIND} in {self.folder} is missing, somebody took it away: call "
-                "bank.approximate(folder=...) once more"
+                f"{name} of the {KIND} in {self.folder} is missing: call "
+                "bank.approximate(folder=...) without a shard, which makes it"
             )
         if found != checksum:
             raise WherefromError(
