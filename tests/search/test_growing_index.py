@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 import wherefrom
+from forks import Fork
 from helpers import Noise
 from projections import Images, Projection
 from wherefrom.running.threads import threads
@@ -31,29 +31,6 @@ from wherefrom.tide.bank import Bank
 SETTINGS: dict[str, Any] = {"components": 32, "lists": 6, "probes": 6}
 QUERIES = Images(6, seed=5).x
 ITEM = 5 * 16 * 2  # bytes
-
-# a process that makes the index of the bank in a folder, and says how many shards it encoded
-BUILDER = """
-import os, signal, sys, time
-import torch
-from projections import Projection
-from wherefrom.search.quantiser import Quantiser
-from wherefrom.tide.bank import Bank
-folder, out, stop, pause = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-torch.set_num_threads(1)
-count, encoded = 0, Quantiser.encoded
-def slow(self, shard):
-    global count
-    if count == stop:
-        os.kill(os.getpid(), signal.SIGKILL)
-    count += 1
-    time.sleep(pause)
-    return encoded(self, shard)
-Quantiser.encoded = slow
-bank = Bank.open(folder, Projection())
-bank.approximate(components=32, lists=6, probes=6, folder=out)
-print(count)
-"""
 
 
 @pytest.fixture
@@ -82,11 +59,27 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def builder(bank: Bank, out: Path, stop: int = -1, pause: float = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BUILDER, str(bank.folder), str(out), str(stop), str(pause)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    path = os.pathsep.join(sys.path)
-    return subprocess.Popen(command, text=True, env={**os.environ, "PYTHONPATH": path}, **pipes)
+def builder(bank: Bank, out: Path, stop: int = -1, pause: float = 0) -> Fork:
+    """A process that makes the index of a bank in a folder, and says how many shards it encoded; it
+    is killed after so many.
+    """
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        count, true = [0], Quantiser.encoded
+
+        def slow(self: Quantiser, shard: Any) -> dict[str, Tensor]:
+            if count[0] == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count[0] += 1
+            time.sleep(pause)
+            return true(self, shard)
+
+        Quantiser.encoded = slow  # type: ignore[method-assign]
+        Bank.open(bank.folder, Projection()).approximate(**SETTINGS, folder=out)
+        print(f"encoded {count[0]}")
+
+    return Fork(work)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -201,7 +194,7 @@ def test_a_finished_index_is_returned_at_once_and_other_settings_are_refused(
 
 def test_a_build_that_was_killed_is_refused_and_goes_on_to_the_same_bits(bank, encoded, tmp_path):
     killed = builder(bank, tmp_path / "killed", stop=3)
-    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.end()[0] == -signal.SIGKILL
     with pytest.raises(
         wherefrom.WherefromError, match="not finished, 3 of 8 shards of its bank are encoded"
     ):
@@ -219,12 +212,13 @@ def test_a_build_that_was_killed_is_refused_and_goes_on_to_the_same_bits(bank, e
 def test_two_processes_share_the_shards_and_make_the_same_bits_as_one(bank, encoded, tmp_path):
     other = builder(bank, tmp_path / "two", pause=0.2)
     part = tmp_path / "two" / "approximate" / "part-00000.safetensors"
-    while other.poll() is None and not part.exists():
-        time.sleep(0.01)
+    other.wait_for(part.exists)
     with threads(1):
         bank.approximate(**SETTINGS, folder=tmp_path / "two")
-    assert len(encoded) + int(other.communicate(timeout=60)[0]) == 8
     assert 1 <= len(encoded) <= 7
+    status, said = other.end()
+    assert status == 0
+    assert f"encoded {8 - len(encoded)}" in said
     with threads(1):
         bank.approximate(**SETTINGS, folder=tmp_path / "one")
     assert content(tmp_path / "two") == content(tmp_path / "one")

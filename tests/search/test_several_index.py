@@ -4,25 +4,32 @@ know of no other.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-import indexed_work as work
 import wherefrom
+from forks import Fork
 from projections import Images, Projection
-from several import together
 from wherefrom.artefacts.artefact import Artefact
-from wherefrom.running.ranks import merging, shard
+from wherefrom.running.ranks import meet, merging, shard
 from wherefrom.running.threads import threads
 from wherefrom.search import store as search
 from wherefrom.search.approximate import Approximate
 from wherefrom.search.quantiser import Quantiser
 from wherefrom.tide.bank import Bank
 
+SETTINGS: dict[str, Any] = {"components": 32, "lists": 6, "probes": 6}
+QUERIES = Images(6, seed=5).x
+GONE, MORE = range(0, 320, 7), Images(50, seed=9)
 ITEM = 5 * 16 * 2  # bytes
 
 
@@ -53,43 +60,82 @@ def content(folder: Path) -> dict[str, bytes]:
 def alone(bank: Bank, folder: Path) -> dict[str, bytes]:
     """What a process alone writes."""
     with threads(1):
-        bank.approximate(**work.SETTINGS, folder=folder)
+        bank.approximate(**SETTINGS, folder=folder)
     return content(folder)
 
 
 # --- a group --------------------------------------------------------------------------------------
 
 
-def test_a_group_shares_the_shards_and_makes_what_one_makes(bank: Bank, tmp_path: Path) -> None:
-    one = alone(bank, tmp_path / "one")
-    index = Approximate.open(tmp_path / "one", bank)
-    before = index.search(work.QUERIES, 9).indices
-    said = together(2, tmp_path / "meeting", "indexed_work", "everything", str(tmp_path))
-    assert said == ["", ""]
-    found = [torch.load(tmp_path / f"found-{rank}-of-2.pt") for rank in range(2)]
+def grouped(world: int, meeting: Path, work: Callable[[int], object]) -> list[tuple[int, str]]:
+    """Work in so many forks that are a process group: the status of each, and what it said."""
+
+    def joined(rank: int) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world
+        )
+        work(rank)
+
+    return [fork.end() for fork in [Fork(partial(joined, rank)) for rank in range(world)]]
+
+
+def test_a_group_shares_the_shards_and_makes_what_one_makes(
+    bank: Bank, encoded: list[Any], tmp_path: Path
+) -> None:
+    def everything(rank: int) -> None:
+        own = Bank.open(tmp_path / "bank", Projection())
+        kept = own.approximate(**SETTINGS, folder=tmp_path / "index")
+        found: dict[str, Any] = {"shards": len(encoded), "kept": kept.search(QUERIES, 9).indices}
+        held = own.approximate(**SETTINGS)
+        found |= {"both": len(encoded), "in memory": held.search(QUERIES, 9).indices}
+        found["recalls"] = [kept.recalls, held.recalls]
+        if rank == 0:
+            own.delete(GONE)
+            own.append(MORE)
+        meet("the bank")
+        own = Bank.open(tmp_path / "bank", Projection())
+        index = Approximate.open(tmp_path / "index", own)
+        index.follow()
+        found["followed"] = index.search(QUERIES, 9).indices
+        torch.save(found, tmp_path / f"found-{rank}.pt")
+
+    for status, said in grouped(2, tmp_path / "meeting", everything):
+        assert status == 0, said
+    found = [torch.load(tmp_path / f"found-{rank}.pt") for rank in range(2)]
     assert sum(here["shards"] for here in found) == 8
-    assert [here["shards in memory"] for here in found] == [4, 4]
-    bank = Bank.open(tmp_path / "bank", Projection())
+    assert [here["both"] - here["shards"] for here in found] == [4, 4]
+    alone(bank, tmp_path / "one")  # which was opened before it was changed
     index = Approximate.open(tmp_path / "one", bank)
+    for here in found:
+        assert torch.equal(here["kept"], index.search(QUERIES, 9).indices)
+        assert torch.equal(here["in memory"], here["kept"])
+        assert here["recalls"] == [index.recalls, index.recalls]
+    index = Approximate.open(tmp_path / "one", Bank.open(tmp_path / "bank", Projection()))
     index.follow()
     for here in found:
-        assert torch.equal(here["kept"], before)
-        assert torch.equal(here["in memory"], before)
-        assert here["recalls"] == [index.recalls, index.recalls]
-        assert torch.equal(here["followed"], index.search(work.QUERIES, 9).indices)
-        assert not set(here["followed"].flatten().tolist()) & set(work.GONE)
-    assert content(tmp_path / "index").keys() == content(tmp_path / "one").keys()
-    assert content(tmp_path / "index")["segment-000000000000.safetensors"] == one.get(
-        "segment-000000000000.safetensors"
-    ), "the first segment is larger than what came, and stays"
+        assert torch.equal(here["followed"], index.search(QUERIES, 9).indices)
+        assert not set(here["followed"].flatten().tolist()) & set(GONE)
+    assert content(tmp_path / "index") == content(tmp_path / "one")
 
 
 def test_one_that_dies_is_named_and_the_others_have_made_its_shards(
     bank: Bank, encoded: list[Any], tmp_path: Path
 ) -> None:
-    said = together(2, tmp_path / "meeting", "indexed_work", "one_is_killed", str(tmp_path))
-    assert "process 1 of 2 ended before the approximate index was done" in said[0]
-    assert said[1] == "killed"
+    def dying(rank: int) -> None:
+        true = Quantiser.encoded
+
+        def until(self: Quantiser, shard: Any) -> Any:
+            if rank == 1 and len(encoded) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return true(self, shard)
+
+        Quantiser.encoded = until  # type: ignore[method-assign]
+        bank.approximate(**SETTINGS, folder=tmp_path / "index")
+
+    said = grouped(3, tmp_path / "meeting", dying)
+    assert "process 1 of 3 ended before the approximate index was done" in said[0][1]
+    assert said[1][0] == -signal.SIGKILL
     index = bank.approximate(folder=tmp_path / "index")
     assert not encoded
     assert index.recall > 0.9
@@ -105,10 +151,10 @@ def test_shards_encode_their_own_and_are_joined_by_who_comes_without_one(
     place, counts = tmp_path / "shards", []
     for number in (2, 0, 1):
         with shard(number, 3), threads(1):
-            part = bank.approximate(**work.SETTINGS, folder=place)
+            part = bank.approximate(**SETTINGS, folder=place)
         counts.append(len(encoded))
         with pytest.raises(wherefrom.WherefromError, match=rf"finished, {counts[-1]} of 8 shards"):
-            part.search(work.QUERIES)
+            part.search(QUERIES)
     assert counts == [2, 5, 8]
     with shard(1, 3):
         bank.approximate(folder=place)
@@ -124,7 +170,7 @@ def test_what_a_shard_has_not_made_is_made_by_a_process_alone(
     bank: Bank, encoded: list[Any], tmp_path: Path
 ) -> None:
     with shard(1, 3), threads(1):
-        bank.approximate(**work.SETTINGS, folder=tmp_path / "shards")
+        bank.approximate(**SETTINGS, folder=tmp_path / "shards")
     bank.approximate(folder=tmp_path / "shards")
     assert len(encoded) == 8
     assert content(tmp_path / "shards") == alone(bank, tmp_path / "one")
@@ -133,20 +179,20 @@ def test_what_a_shard_has_not_made_is_made_by_a_process_alone(
 def test_what_was_appended_is_taken_in_by_shards_too(
     bank: Bank, encoded: list[Any], tmp_path: Path
 ) -> None:
-    index = bank.approximate(**work.SETTINGS, folder=tmp_path)
-    bank.delete(work.GONE)
-    bank.append(work.MORE)
+    index = bank.approximate(**SETTINGS, folder=tmp_path)
+    bank.delete(GONE)
+    bank.append(MORE)
     del encoded[:]
     for number in range(2):
         with shard(number, 2):
             index.follow()
         assert len(encoded) == number + 1
         with pytest.raises(wherefrom.WherefromError, match="50 items were appended"):
-            index.search(work.QUERIES)
+            index.search(QUERIES)
     index.follow()
     assert len(encoded) == 2
-    exact = bank.search(work.QUERIES, 9).indices
-    assert (index.search(work.QUERIES, 9).indices == exact).float().mean() > 0.97
+    exact = bank.search(QUERIES, 9).indices
+    assert (index.search(QUERIES, 9).indices == exact).float().mean() > 0.97
 
 
 def test_a_shard_without_a_folder_and_a_bank_that_is_not_joined_are_refused(
@@ -170,7 +216,7 @@ def test_a_shard_without_a_folder_and_a_bank_that_is_not_joined_are_refused(
 def parts(bank: Bank, tmp_path: Path) -> Path:
     """Where the first of three shards has left parts 0, 3 and 6."""
     with shard(0, 3):
-        bank.approximate(**work.SETTINGS, folder=tmp_path)
+        bank.approximate(**SETTINGS, folder=tmp_path)
     assert len(content(tmp_path)) == 4
     return tmp_path / "approximate"
 
@@ -214,12 +260,12 @@ def test_who_only_merges_makes_nothing_and_names_what_is_missing(
 
 
 def test_an_index_that_somebody_made_anew_is_not_followed(bank: Bank, tmp_path: Path) -> None:
-    index = bank.approximate(**work.SETTINGS, folder=tmp_path / "index")
+    index = bank.approximate(**SETTINGS, folder=tmp_path / "index")
     shutil.rmtree(tmp_path / "index")
     bank.append(Images(50, seed=9))
     for again in (False, True):
         if again:
-            bank.approximate(**{**work.SETTINGS, "lists": 8}, folder=tmp_path / "index")
+            bank.approximate(**{**SETTINGS, "lists": 8}, folder=tmp_path / "index")
             bank.append(Images(50, seed=10))
         with pytest.raises(wherefrom.WherefromError, match="taken away or made anew by somebody"):
             index.follow()
@@ -230,7 +276,7 @@ def test_an_index_that_knows_of_more_than_its_bank_finds_what_the_bank_has(
 ) -> None:
     other = Bank.open(tmp_path / "bank", Projection())
     other.append(Images(50, seed=9))
-    other.approximate(**work.SETTINGS, folder=tmp_path)
+    other.approximate(**SETTINGS, folder=tmp_path)
     for index in (bank.approximate(folder=tmp_path), Approximate.open(tmp_path, bank)):
         found = index.search(Images(50, seed=9).x, 20).indices
         assert found.max() < 320
