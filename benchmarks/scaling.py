@@ -25,6 +25,8 @@ IMAGES, DRAWS, SAMPLES, QUERIES = 10_000_000, 8, 10_000, 20
 TAUGHT = 20_000  # batches of the distillation, each at a draw of its own
 BATCH = 128
 DIM, EMBEDDED = 2048, 768  # numbers of an index and of a bank, each two bytes
+_TAUGHT = "distillation"
+GRADIENTS = 4 * (2_363_136 + 787_712)  # bytes of the embedder's, added up in every step
 # bytes a second and GPU that an all-reduce moves, inside a machine of 8 and between machines:
 # assumed, below what NVLink and eight 400 Gb/s adapters are sold as
 LINK = {1: float("inf"), 8: 300e9, 64: 40e9}
@@ -80,7 +82,7 @@ class Stage(NamedTuple):
     name: str
     passes: float  # of one image at one draw
     ratio: float  # of such a pass to a forward and backward pass
-    summed: float = 0.0  # bytes that all GPUs add up
+    summed: float = 0.0  # bytes that all GPUs add up, once
     kept: float = 0.0  # bytes on disk
 
 
@@ -100,7 +102,7 @@ def stages(curvature: float) -> list[Stage]:
             curvature,
         ),
         Stage("index", all_, ratio(tid, "rows", "index pass"), kept=all_ * DIM * 2),
-        Stage("distillation", TAUGHT * BATCH, ratio(tide, "distillation step")),
+        Stage(_TAUGHT, TAUGHT * BATCH, ratio(tide, "distillation step")),
         Stage("bank", all_, embedding, kept=all_ * EMBEDDED * 2),
         Stage(f"exact scores of {QUERIES} images", all_, ratio(tid, "rows", "score pass")),
     ]
@@ -112,6 +114,12 @@ def shown(seconds: float) -> str:
         if seconds >= 1.5 * length:
             return f"{seconds / length:.{0 if seconds >= 10 * length else 1}f} {unit}"
     return f"{seconds:.{0 if seconds >= 10 else 1}f} s"
+
+
+def _summed(stage: Stage) -> str:
+    if stage.name == _TAUGHT:
+        return f"{GRADIENTS / 2**20:.0f} MiB a step"
+    return f"{stage.summed / 2**30:.0f} GiB, once" if stage.summed else "nothing"
 
 
 def table() -> str:
@@ -139,8 +147,8 @@ def table() -> str:
                 stage.name,
                 f"{stage.passes:.2g} x {stage.ratio:.2f}",
                 *times,
-                f"{pace:.1f}" if stage.name != "distillation" else f"{pace * DRAWS:.0f}",
-                f"{stage.summed / 2**30:.0f} GiB" if stage.summed else "nothing",
+                f"{pace * DRAWS:.0f}" if stage.name == _TAUGHT else f"{pace:.1f}",
+                _summed(stage),
                 f"{stage.kept / 2**30:,.0f} GiB" if stage.kept else "",
             ]
         )

@@ -4,13 +4,15 @@
     python docs/tables.py --check  # says which of them are not what the rows say
 
 In a page, a table stands between `<!-- table: digits/against -->` and `<!-- end of table -->`, and
-what is between them is replaced; the README has one of both evaluations.
+what is between them is replaced; the README has one of both evaluations, and `table: scaling` is
+the run on paper of benchmarks/scaling.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +24,7 @@ DOCS = Path(__file__).parent
 EVALUATIONS = {"cifar10-small": "CIFAR-10, a DiT of 6M parameters", "digits": "digits"}
 SHOWN = ["TID", "MUCS", "TIDE", "D-TRAK", "Pixel", "DAS"]
 BOTH = re.compile(r"(<!-- table: both -->\n).*?(<!-- end of table -->)", re.DOTALL)
+PAPER = re.compile(r"(<!-- table: scaling -->\n).*?(<!-- end of table -->)", re.DOTALL)
 # those that need rows alone
 MADE = ("against", "auc", "ablations", "ratios", "removals", "pairs", "nearest")
 PLACE = re.compile(r"(<!-- table: ([\w-]+)/(\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -83,6 +86,12 @@ def both() -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def on_paper() -> str:
+    """What ten million images would take."""
+    made: str = runpy.run_path(str(DOCS.parent / "benchmarks" / "scaling.py"))["table"]()
+    return made
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Every file that should be there, and what it should say."""
     for place in sorted((DOCS / "results").glob("*/results.csv")):
@@ -92,7 +101,7 @@ def pages() -> Iterator[tuple[Path, str]]:
             if name in known:
                 yield place.parent / f"{name}.md", table(evaluation, name)
     for page in sorted(DOCS.glob("*.md")):
-        text = page.read_text()
+        text = PAPER.sub(lambda m: f"{m[1]}\n{on_paper()}\n{m[2]}", page.read_text())
         yield page, PLACE.sub(lambda m: f"{m[1]}\n{table(m[2], m[3])}\n{m[4]}", text)
     readme = DOCS.parent / "README.md"
     yield readme, BOTH.sub(lambda m: f"{m[1]}\n{both()}\n{m[2]}", readme.read_text())

@@ -14,7 +14,7 @@ from .errors import WherefromError
 from .factors.needs import Needs, needs
 from .layers.kinds import Factors, LayerKind, Part, layer_kind
 from .models.presets import Preset, preset
-from .running.ranks import shard
+from .running.ranks import merging, shard
 from .tid.index import Index
 from .tid.teacher import TID
 from .tide.bank import Bank
@@ -53,6 +53,7 @@ __all__ = [
     "lambda_rank_loss",
     "layer_kind",
     "listwise_loss",
+    "merging",
     "models",
     "needs",
     "planning",

@@ -97,8 +97,8 @@ def shard(number: int, of: int) -> Iterator[Share]:
 
 @contextlib.contextmanager
 def merging() -> Iterator[None]:
-    """Inside, the parts that shards have made are joined, and nothing else is made: what is missing
-    is refused by name.
+    """Inside, a call that was made in shards joins their parts, and makes nothing itself: what is
+    missing is refused by name.
     """
     if share().joined:
         raise WherefromError("parts are merged by one process: start it without torchrun")
