@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help=CIFAR)
     parser.add_argument("--images", type=int, help="how many of the training images; none: all")
     parser.add_argument(
-        "--probes", type=int, nargs="*", default=[32], help="cells looked into, beside half of them"
+        "--probes", type=int, nargs="*", default=[32], help="cells looked into, beside the default"
     )
     arguments = parser.parse_args()
     data: Any = wherefrom.data.cifar10(arguments.data)
@@ -86,9 +86,9 @@ def main() -> None:
         index = bank.approximate(probes=probes, queries=queries)
         built = time.perf_counter() - started
         print(
-            f"{'half of the' if probes is None else probes} cells looked into: recall of the top "
-            f"2 % {index.recall:.3f}, {times(index.search, queries[:1], top)}, built in "
-            f"{built:.0f} s",
+            f"{index.probes} cells looked into: recall of the top 2 % "
+            f"{index.measured(queries, top):.3f}, {times(index.search, queries[:1], top)}, built "
+            f"in {built:.0f} s",
             flush=True,
         )
 

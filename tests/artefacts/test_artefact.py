@@ -69,6 +69,19 @@ def test_what_was_replaced_is_taken_away_and_nothing_else(tmp_path: Path) -> Non
     assert claimed(tmp_path).read("run")["x"].tolist() == [4, 4]
 
 
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_commit_keeps_the_names_that_it_is_told_to(tmp_path: Path, on_disk: bool) -> None:
+    kept = claimed(tmp_path if on_disk else None)
+    parts = {name: {"x": torch.zeros(1)} for name in ("one", "two", "three")}
+    kept.finish({}, **parts)
+    kept.write("all", {"x": torch.ones(1)})
+    kept.commit({}, keep=["two"])
+    assert kept.names == ["two", "all"]
+    if on_disk:
+        assert claimed(tmp_path).names == ["two", "all"]
+        assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"two", "all"}
+
+
 def test_what_was_written_and_discarded_is_not_there(tmp_path: Path) -> None:
     kept = claimed(tmp_path)
     kept.write("x", {"x": torch.zeros(1)})

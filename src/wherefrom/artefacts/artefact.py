@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -178,23 +178,27 @@ class Artefact:
         return Draft(self.folder)
 
     def commit(
-        self, state: Mapping[str, Any], keep: bool = True, draft: Draft | None = None
+        self,
+        state: Mapping[str, Any],
+        keep: bool | Collection[str] = True,
+        draft: Draft | None = None,
     ) -> None:
         """Make what was written count, together with a state.
 
         Args:
             state: whatever JSON can hold.
-            keep: whether what was there under other names stays. That is refused where somebody
-                else has committed since: `newest` knows of it.
+            keep: whether what was there under other names stays, or which of the names. That is
+                refused where somebody else has committed since: `newest` knows of it.
             draft: what was written; None: all that was, to no draft in particular.
         """
         draft = self._draft if draft is None else draft
         with self._alone():
-            listed = self._listed(keep)
+            listed = self._listed(bool(keep))
             before = {file.name for file in listed.values()}
             held = draft.held
             settled = {name: _File(*file) for name, file in draft.settle(before).items()}
-            files = {**(self._files if keep else {}), **settled}
+            stays = self._files if keep is True else keep or ()
+            files = {name: file for name, file in self._files.items() if name in stays} | settled
             if self.folder is not None:
                 names = {name: list(file) for name, file in files.items()}
                 content: dict[str, Any] = {"wherefrom": self.kind, "identity": self.identity}

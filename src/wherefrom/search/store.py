@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.draft import Draft
-from ..artefacts.identity import fingerprint
 from ..artefacts.lock import only_one
 from ..artefacts.pieces import Pieces
 from ..data.fingerprint import data_fingerprint
@@ -153,9 +152,8 @@ class VectorStore:
             with self._newest():
                 first, shards = self.given, len(self._items.counts)
                 draft.rename([_shard(shards + number) for number in range(len(counts))])
-                now = self._items
-                more = now._replace(counts=(*now.counts, *counts))
-                self._commit(more._replace(appended=(*now.appended, added)), draft)
+                now, appended = self._items, (*self._items.appended, added)
+                self._commit(now._replace(counts=(*now.counts, *counts), appended=appended), draft)
                 return torch.arange(first, self.given)
         finally:
             draft.discard()
@@ -173,9 +171,8 @@ class VectorStore:
         """
 
         def write(_: int, vectors: Vectors) -> None:
-            counts = self._items.counts
-            self.artefact.write(_shard(len(counts)), vectors.tensors())
-            self._commit(self._items._replace(counts=(*counts, vectors.count)))
+            self.artefact.write(_shard(len(self.counts)), vectors.tensors())
+            self._commit(self._items._replace(counts=(*self.counts, vectors.count)))
 
         with self.artefact.as_it_began():
             self._make(dataset, make, [range(self.given, length(dataset))], label, write)
@@ -318,19 +315,28 @@ class VectorStore:
         return self._items.given
 
     def __len__(self) -> int:
-        items = self._items
-        return sum(items.counts) - len(items.deleted)
+        return self.given - len(self._items.deleted)
 
     @property
     def ids(self) -> Tensor:
         """The ids of the items that are there, ascending: [N] int64."""
         return self.alive().nonzero().flatten()
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Items of each shard, deleted ones among them."""
+        return self._items.counts
+
+    @property
+    def checksums(self) -> list[int]:
+        """Of each shard; what is in one never changes."""
+        return self.artefact.checksums[: len(self._items.counts)]
+
     def shards(self) -> Iterator[tuple[int, Vectors]]:
         """The first id and the vectors of shard after shard, deleted items among them."""
         first = 0
-        for number, count in enumerate(self._items.counts):
-            yield first, self._read(number)
+        for number, count in enumerate(self.counts):
+            yield first, self.shard(number)
             first += count
 
     def rows(self) -> Iterator[tuple[int, Tensor]]:
@@ -347,16 +353,9 @@ class VectorStore:
         for number, count in enumerate(self._items.counts):
             here = ((wanted >= first) & (wanted < first + count)).nonzero().flatten()
             if len(here):
-                result[here] = self._read(number).rows(wanted[here] - first).decode()
+                result[here] = self.shard(number).rows(wanted[here] - first).decode()
             first += count
         return result
-
-    def identity(self) -> dict[str, Any]:
-        """What an index over these vectors depends on."""
-        items = self._items
-        vectors = fingerprint(self.artefact.checksums[: len(items.counts)])
-        ids = fingerprint(list(items.deleted))
-        return {**self.artefact.identity, "vectors": vectors, "ids": ids}
 
     # --- sizes and checks -----------------------------------------------------------------------
 
@@ -372,7 +371,8 @@ class VectorStore:
         most, batch = max(1, _SHARD // self.item_bytes), self.batch_size
         return max(most // batch * batch, min(most, batch))
 
-    def _read(self, number: int) -> Vectors:
+    def shard(self, number: int) -> Vectors:
+        """The vectors of one shard, deleted items among them."""
         vectors = Vectors(**self.artefact.read(_shard(number)))
         shape = (self.draws, self._items.counts[number], self.dim)
         right = vectors.values.shape == shape and self.normed == (vectors.norms is not None)

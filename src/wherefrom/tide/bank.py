@@ -156,24 +156,30 @@ class Bank(Collection):
 
     def approximate(
         self,
-        components: int = 256,
+        components: int | None = None,
         lists: int | None = None,
         codes: int | None = None,
         probes: int | None = None,
         queries: Tensor | Dataset | None = None,
+        folder: Folder | None = None,
     ) -> Approximate:
         """An approximate index of this bank for banks too large to scan; its `recall` is the
-        share of the exact top 2 % that it finds.
+        share of the exact top 1 %, of at most 100 items, that it finds.
 
         Args:
-            components: principal components that are kept of the vectors of all draws.
-            lists: cells that the items are sorted into; None: about the root of their number.
-            codes: bytes that an item takes in the index, a divisor of `components`; None: about a
-                quarter of them.
-            probes: cells looked into for a query; None: half of them.
+            components: principal components that are kept of the vectors of all draws; None: 128.
+            lists: cells that the items are sorted into; None: about twice the root of their number.
+            codes: bytes that an item takes in the index, a divisor of `components`. As many: each
+                component is kept to 8 bits, the default; half as many: to 4; fewer are product
+                codes, which take long to learn.
+            probes: cells looked into for a query; None: an eighth of them, at least 64.
             queries: images to measure on; None: 64 items of the bank.
+            folder: where to make it, in its subfolder `approximate`; None: in memory. Several
+                processes that call this share the work, in a process group or not; a
+                `wherefrom.shard` makes its part alone. One that was interrupted goes on, and items
+                that were appended to the bank since are taken in.
         """
-        return Approximate.build(self, components, lists, codes, probes, queries)
+        return Approximate.build(self, components, lists, codes, probes, queries, folder)
 
 
 @torch.no_grad()
