@@ -72,6 +72,16 @@ def share() -> Share:
     return Share()
 
 
+def own_part(count: int) -> range:
+    """Of so many things, those that are this process's in a group, which follow those of the one
+    before; without a group all, also in a shard.
+    """
+    here = share()
+    if not here.joined:
+        return range(count)
+    return range(count * here.rank // here.world, count * (here.rank + 1) // here.world)
+
+
 @contextlib.contextmanager
 def shard(number: int, of: int) -> Iterator[Share]:
     """Inside, a pass over a data set makes one part of several and keeps it, whatever becomes of
@@ -92,6 +102,18 @@ def shard(number: int, of: int) -> Iterator[Share]:
     known = _shard.set(Share(number, of))
     try:
         yield Share(number, of)
+    finally:
+        _shard.reset(known)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, all of the work is this process's, though it is one of a group: for work that is
+    dealt out whole, and whose numbers must be those of a process alone.
+    """
+    known = _shard.set(Share())
+    try:
+        yield
     finally:
         _shard.reset(known)
 
