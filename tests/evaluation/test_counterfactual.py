@@ -33,8 +33,9 @@ from wherefrom.evaluation import (
     standard,
     varied,
 )
-from wherefrom.evaluation.counterfactual import Method, Study, claimed
+from wherefrom.evaluation.counterfactual import claimed
 from wherefrom.evaluation.methods import Distilled
+from wherefrom.evaluation.one_seed import Method, Study
 from wherefrom.report.tables import Tables
 from wherefrom.tide import distill
 

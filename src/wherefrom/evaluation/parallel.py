@@ -24,9 +24,10 @@ import torch
 
 from ..artefacts.artefact import Folder
 from ..errors import WherefromError, whole
-from .counterfactual import Study, check_asked, claimed
+from .counterfactual import check_asked, claimed
 from .experiments import Data, Experiment
 from .metrics import available
+from .one_seed import Study
 from .results import Results
 from .study import slug
 

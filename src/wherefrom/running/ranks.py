@@ -8,11 +8,11 @@ wait as long as the slowest works; sums go by the group's own backend.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from ..errors import WherefromError, whole
 
 # that a process waits for others; one that is gone is noticed at once
 _PATIENCE = timedelta(days=7)
+
+Job = TypeVar("Job")
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,17 @@ def gathered(mine: Any, what: str) -> list[Any]:
     said: list[Any] = [None] * here.world
     dist.all_gather_object(said, mine, group=_words())
     return said
+
+
+def deal(jobs: Iterable[Job], what: str, do: Callable[[Job], Told]) -> dict[Job, Told]:
+    """Do each of some jobs in one of the processes, every n-th in the same, and there as if it were
+    alone; what they give, to all. The first process says which jobs there are.
+    """
+    here, said = share(), gathered(list(jobs), what)[0]
+    mine = said[here.rank :: here.world] if here.joined else said
+    with alone():
+        told = {job: do(job) for job in mine}
+    return {job: one for some in gathered(told, what) for job, one in some.items()}
 
 
 def summed(tensors: Mapping[str, Tensor], what: str) -> None:
