@@ -148,11 +148,12 @@ class Ridge:
         """
         queries = queries.to(self._device)
         if self._dual:  # Phi (Phi^T Phi + lambda)^-1 = (Phi Phi^T + lambda)^-1 Phi
-            # [Q, N]
-            products = torch.cat([queries @ some.to(self._device).T for _, some in self._rows()], 1)
-            found = torch.cholesky_solve(products.double().T, self._factor).T.float()
-            if of is None or 0 in of:  # with few images the pieces are one
-                yield 0, found
+            if of is not None and 0 not in of:  # with few images the pieces are one
+                return
+            # [Q, N], in float64: the solution would show how the rows are cut into shards
+            wide = queries.double()
+            products = [wide @ some.to(self._device).double().T for _, some in self._rows()]
+            yield 0, torch.cholesky_solve(torch.cat(products, 1).T, self._factor).T.float()
             return
         solved = torch.cholesky_solve(queries.double().T, self._factor).float()  # [dim, Q]
         for first, some in self._rows(of):
