@@ -37,7 +37,7 @@ class Attributor(ABC):
     fitted to (`check_same_data`); one that keeps a curvature, or nothing, answers for any.
     """
 
-    # whether a query's scores are known never to depend on the other queries asked with it
+    # whether a query's scores are known to be the same, to the bit, whatever is asked with it
     query_by_query: ClassVar[bool] = False
 
     @abstractmethod
