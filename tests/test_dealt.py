@@ -12,9 +12,10 @@ import torch
 
 import dealt_work as work
 from several import together
-from wherefrom.evaluation import Results
+from wherefrom.cli import evaluate
+from wherefrom.evaluation import Results, parallel
 from wherefrom.evaluation.study import Evaluation
-from wherefrom.running.ranks import alone, own_part, shard, share
+from wherefrom.running.ranks import Share, alone, own_part, shard, share
 
 NETWORKS = 2 * (1 + 3 + 1) + 3  # of two seeds: the full one's, methods' and controls'; of subsets
 Found = list[dict[str, Any]]  # of each process
@@ -132,6 +133,25 @@ def test_an_evaluation_in_a_shard_is_refused(tmp_path: Path) -> None:
         work.evaluated(tmp_path)
 
 
+def test_one_process_of_a_group_prints_tables_and_none_starts_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Evaluated:
+        def run(self, *asked: Any) -> None: ...
+        def lds(self, *asked: Any) -> None: ...
+
+    for module in (evaluate, parallel):
+        monkeypatch.setattr(module, "share", lambda: Share(1, 2, joined=True))
+    one: Any = Evaluated()
+    evaluate.run_evaluation(one, tmp_path, None, [0], None, 1)
+    evaluate.run_lds(one, tmp_path, None, [0], None, 3)
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(work.wherefrom.WherefromError, match="leave --processes away"):
+        evaluate.run_evaluation(one, tmp_path, None, [0], None, 2)
+
+
+@pytest.mark.filterwarnings("ignore:query . is not unlearned")
 @pytest.mark.parametrize("name", ["D-TRAK", "DAS", "MUCS"])
 def test_the_shards_of_a_baseline_are_joined_by_whoever_comes_last(
     name: str, tmp_path: Path
