@@ -23,8 +23,8 @@ from torch import Tensor
 import wherefrom
 from common import CIFAR, OUT, Report, device, machine, parameters, seconds
 from wherefrom.attribution.attributor import Attributor
-from wherefrom.evaluation.counterfactual import Method
 from wherefrom.evaluation.methods import standard
+from wherefrom.evaluation.one_seed import Method
 
 NETWORK: dict[str, Any] = {
     "width": 384,

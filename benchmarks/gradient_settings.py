@@ -26,9 +26,10 @@ from wherefrom.baselines.gradients import ProjectedGradients
 from wherefrom.data.items import Dataset, item_shape
 from wherefrom.diffusion.denoiser import Denoiser
 from wherefrom.diffusion.draws import Draws
-from wherefrom.evaluation.counterfactual import Recipe, counterfactual
+from wherefrom.evaluation.counterfactual import counterfactual
 from wherefrom.evaluation.experiments import experiment
 from wherefrom.evaluation.lds import lds
+from wherefrom.evaluation.one_seed import Recipe
 from wherefrom.factors.probe import Target
 
 KINDS: dict[str, tuple[type[ProjectedGradients], Target]] = {

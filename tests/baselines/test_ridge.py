@@ -23,9 +23,10 @@ def features(count: int, dim: int) -> Tensor:
 
 
 def ridge(phi: Tensor, regularisation: Regularisation) -> Ridge:
-    def blocks() -> Iterator[tuple[int, Tensor]]:
+    def blocks(of: range | None = None) -> Iterator[tuple[int, Tensor]]:
         for first in range(0, len(phi), 7):
-            yield first, phi[first : first + 7]
+            if of is None or first in of:
+                yield first, phi[first : first + 7]
 
     return Ridge(blocks, len(phi), phi.shape[1], regularisation, CPU)
 

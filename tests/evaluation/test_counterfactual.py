@@ -33,8 +33,9 @@ from wherefrom.evaluation import (
     standard,
     varied,
 )
-from wherefrom.evaluation.counterfactual import Method, Study, claimed
+from wherefrom.evaluation.counterfactual import claimed
 from wherefrom.evaluation.methods import Distilled
+from wherefrom.evaluation.one_seed import Method, Study
 from wherefrom.report.tables import Tables
 from wherefrom.tide import distill
 
@@ -444,7 +445,22 @@ def test_a_removal_that_leaves_less_than_a_batch_is_refused_by_name(tmp_path: Pa
         wherefrom.WherefromError,
         match=r"first removes 36 of 40 images at 90 % a query, .* a batch of 8",
     ):
-        counterfactual(setup(), {"first": METHODS["first"]}, tmp_path, queries=3, fractions=(0.9,))
+        counterfactual(
+            setup(),
+            {"first": METHODS["first"]},
+            tmp_path,
+            queries=3,
+            fractions=(0.9,),
+            controls=0,
+        )
+
+
+def test_a_control_that_leaves_less_than_a_batch_is_refused_before_any_training(
+    tmp_path: Path, counted: Counted
+) -> None:
+    with pytest.raises(wherefrom.WherefromError, match="random 0 removes 40 of 40 images at 90 %"):
+        counterfactual(setup(), METHODS, tmp_path, queries=3, fractions=(0.9,))
+    assert counted.trained == 0
 
 
 def test_a_folder_with_other_settings_is_refused_and_says_which(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from wherefrom.artefacts.artefact import Artefact
 from wherefrom.artefacts.identity import fingerprint
 from wherefrom.cli import evaluate
 from wherefrom.cli.app import app
-from wherefrom.evaluation.counterfactual import Recipe
 from wherefrom.evaluation.experiments import EXPERIMENTS, Experiment, experiment
+from wherefrom.evaluation.one_seed import Recipe
 from wherefrom.evaluation.results import Results, Row
 from wherefrom.evaluation.standins import EfficientNet
 from wherefrom.evaluation.statistics import stray

@@ -19,6 +19,7 @@ from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, query_count, read
 from ..errors import WherefromError
 from ..running.modes import outside_inference
+from ..running.ranks import gathered, own_part, share
 from .result import Attribution
 from .source import of_dataset
 from .top import TopK
@@ -36,7 +37,7 @@ class Attributor(ABC):
     fitted to (`check_same_data`); one that keeps a curvature, or nothing, answers for any.
     """
 
-    # whether a query's scores are known never to depend on the other queries asked with it
+    # whether a query's scores are known to be the same, to the bit, whatever is asked with it
     query_by_query: ClassVar[bool] = False
 
     @abstractmethod
@@ -55,6 +56,20 @@ class Attributor(ABC):
         """`chunks` with the scores of two halves of the draws, of the same pass."""
         for start, scores in self.chunks(queries, dataset, batch_size):
             yield start, scores, None
+
+    def part(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int, of: range
+    ) -> Halved:
+        """What of `halved` is asked of one of several processes, each of which asks for items that
+        follow those of the one before; all of them ask. Here it computes everything and yields
+        these items: one that can do less does.
+        """
+        for start, scores, halves in self.halved(queries, dataset, batch_size):
+            items = range(start, start + scores.shape[1])
+            mine = slice(max(of.start, items.start) - start, min(of.stop, items.stop) - start)
+            if mine.start < mine.stop:
+                half = None if halves is None else halves[..., mine]
+                yield start + mine.start, scores[:, mine], half
 
     @property
     @abstractmethod
@@ -83,12 +98,22 @@ class Attributor(ABC):
         self, queries: Tensor | Dataset, dataset: Dataset, top_k: int = 8, batch_size: int = 64
     ) -> Attribution:
         """The most and the least influential training images of each query; never holds a score for
-        every pair.
+        every pair. Of a group of processes each scores a part of the images, and all get the hits.
         """
-        top = TopK(top_k, length(dataset))
-        for start, scores, halves in self.halved(queries, dataset, batch_size):
+        here, count = share(), length(dataset)
+        top = TopK(top_k, count)
+        found = (
+            self.part(queries, dataset, batch_size, own_part(count))
+            if here.joined
+            else self.halved(queries, dataset, batch_size)
+        )
+        for start, scores, halves in found:
             indices = torch.arange(start, start + scores.shape[1], device=scores.device)
             top.add(indices, scores, halves)
+        if here.joined:
+            top, *others = gathered(top.to_cpu(), "the scores")
+            for other in others:
+                top.join(other)
         return top.result({**self.about, **self.outcome, **of_dataset(dataset)})
 
 

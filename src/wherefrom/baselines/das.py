@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..artefacts.artefact import Folder
 from ..attribution.attributor import Chunks
-from ..data.items import Dataset
+from ..data.items import Dataset, length
+from ..running.ranks import own_part, summed
 from .gradients import ProjectedGradients
 
 
@@ -35,30 +36,34 @@ class DAS(ProjectedGradients):
         leverages.
         """
         super().fit(dataset, batch_size, store=store)
-        device = self.denoiser.device
-        # [N]
-        self._correction = self.residuals().to(device) / (1 - self.leverage().clamp(max=0.999))
+        if self._store is None:  # in a shard
+            return self
+        # each process finds those of its own shards, and 0 elsewhere
+        of = own_part(length(dataset))
+        leverage, residuals = self.kernel.leverage(of), self.residuals(of)
+        correction = residuals.to(leverage) / (1 - leverage.clamp(max=0.999))
+        summed({"correction": correction}, "the residuals and leverages")
+        self._correction = correction  # [N]
         return self
 
-    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
-        """The squared, corrected kernel of every query with chunk after chunk of the
-        training set.
-        """
-        features = self.query_features(queries, dataset, batch_size)
-        for first, scores in self.kernel.chunks(features):
+    def _scored(self, features: Tensor, of: range | None = None) -> Chunks:
+        """The squared, corrected kernel."""
+        for first, scores in self.kernel.chunks(features, of):
             yield first, (scores * self._correction[first : first + scores.shape[1]]) ** 2
 
     def leverage(self) -> Tensor:
         """h_i of every training image, [N]."""
         return self.kernel.leverage()
 
-    def residuals(self) -> Tensor:
+    def residuals(self, of: range | None = None) -> Tensor:
         """r_i of every training image, [N]: its errors over the draws, as a unit vector, averaged.
 
         So r_i says how evenly the error is spread over the noise levels, not how large it is, as in
-        the released code.
+        the released code. `of`: 0 in shards that begin elsewhere.
         """
-        errors = torch.cat(
-            [rows[:, self._sketch.dim :] for _, rows in self._fitted().rows()]
-        ).sqrt()  # [N, M]
-        return F.normalize(errors, dim=1).mean(1)
+        store, dim = self._fitted(), self._sketch.dim
+        found = torch.zeros(store.images)
+        for first, rows in store.rows(of):
+            errors = rows[:, dim:].sqrt()  # [n, M]
+            found[first : first + len(rows)] = F.normalize(errors, dim=1).mean(1)
+        return found

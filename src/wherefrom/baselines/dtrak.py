@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..attribution.attributor import Chunks
-from ..data.items import Dataset
 from ..factors.probe import Target
 from .gradients import ProjectedGradients
 
@@ -28,15 +27,14 @@ class DTRAK(ProjectedGradients):
     targets: ClassVar[tuple[Target, ...]] = ("squared",)
     similarities = ("kernel", "cosine")
 
-    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
-        """The kernel, or the cosine, of every query with chunk after chunk of the training set."""
-        features = self.query_features(queries, dataset, batch_size)
-        found = self.kernel.chunks(features)
-        return found if self.similarity == "kernel" else self._angles(features, found)
+    def _scored(self, features: Tensor, of: range | None = None) -> Chunks:
+        """The kernel, or the cosine."""
+        found = self.kernel.chunks(features, of)
+        return found if self.similarity == "kernel" else self._angles(features, found, of)
 
-    def _angles(self, features: Tensor, found: Chunks) -> Chunks:
+    def _angles(self, features: Tensor, found: Chunks, of: range | None) -> Chunks:
         """K(q,i) / sqrt(K(q,q) K(i,i)); what has no gradient is like nothing."""
-        mine, theirs = self.kernel.own(features).sqrt(), self.kernel.leverage().sqrt()
+        mine, theirs = self.kernel.own(features).sqrt(), self.kernel.leverage(of).sqrt()
         for first, scores in found:
             scale = mine[:, None].to(scores) * theirs[first : first + scores.shape[1]].to(scores)
             yield first, torch.where(scale > 0, scores / scale.clamp_min(1e-30), 0.0)

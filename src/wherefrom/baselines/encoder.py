@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..artefacts.architecture import network_identity
 from ..artefacts.artefact import Artefact, Folder, there
-from ..attribution.attributor import Attributor, Chunks, check_same_data, read_queries
+from ..attribution.attributor import Attributor, Chunks, Halved, check_same_data, read_queries
 from ..data.batch import for_network
 from ..data.items import (
     Cond,
@@ -126,7 +126,7 @@ class Encoder(Attributor):
             pulse = Pulse(network, f"{self._name} was fitted", "fit it again")
         dim = self._dim(dataset, store)
         identity = {**({} if store is None else self.identity()), "dim": dim}
-        self._store = VectorStore.build(
+        kept = VectorStore.build(
             _KIND,
             dataset,
             lambda x, cond, places: self._embed(x, cond, places)[:, None],
@@ -137,6 +137,8 @@ class Encoder(Attributor):
             batch_size=batch_size,
             label="embedding",
         )
+        # a shard's vectors are not all of them
+        self._store = None if kept.given < kept.images else kept
         self._pulse = pulse
         return self
 
@@ -144,6 +146,13 @@ class Encoder(Attributor):
         """Cosines with the vectors that `fit` kept; before any fit, images are embedded as they
         come.
         """
+        found = self.part(queries, dataset, batch_size, range(length(dataset)))
+        return ((start, scores) for start, scores, _ in found)
+
+    def part(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int, of: range
+    ) -> Halved:
+        """`chunks` of some items, or of the shards that begin among them."""
         check_batch_size(batch_size)
         if self._store is not None:
             check_same_data(self._name, self._store.data, dataset)
@@ -159,25 +168,28 @@ class Encoder(Attributor):
         ]
         query = torch.cat(parts)  # [Q, d]
         if self._store is not None:
-            return self._kept(query, self._store)
-        return self._streamed(query, dataset, batch_size)
+            found = self._kept(query, self._store, of)
+        else:
+            found = self._streamed(query, dataset, batch_size, of)
+        for start, scores in found:
+            yield start, scores, None
 
-    def _kept(self, query: Tensor, store: VectorStore) -> Chunks:
+    def _kept(self, query: Tensor, store: VectorStore, of: range) -> Chunks:
         if query.shape[1] != store.dim:
             raise WherefromError(
                 f"queries have embeddings of {query.shape[1]} numbers and the store of "
                 f"{store.dim}: give the encoder that it was made with, or choose another folder"
             )
         columns = max(1, _SCORES // len(query))
-        for first, rows in store.rows():
+        for first, rows in store.rows(of):
             here = rows.to(query.device)
             for start in range(0, len(here), columns):
                 yield first + start, query @ here[start : start + columns].T
 
-    def _streamed(self, query: Tensor, dataset: Dataset, batch_size: int) -> Chunks:
-        start = 0
-        with bar(length(dataset), "embedding", "image") as progress:
-            for x, cond in batches(dataset, batch_size):
+    def _streamed(self, query: Tensor, dataset: Dataset, batch_size: int, of: range) -> Chunks:
+        start = of.start
+        with bar(len(of), "embedding", "image") as progress:
+            for x, cond in batches(dataset, batch_size, of=of):
                 yield start, query @ self._embed(x, cond, range(start, start + len(x))).T
                 start += len(x)
                 progress.update(len(x))

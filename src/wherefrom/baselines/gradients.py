@@ -6,6 +6,7 @@ Images are noised independently of each other, at the noise levels of the draws.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..attribution.attributor import Attributor, check_same_data
+from ..attribution.attributor import Attributor, Chunks, Halved, check_same_data
 from ..data.items import Cond, Dataset, check_batch_size, cond_rows, length
 from ..data.manner import Manner, say_misfit
 from ..diffusion.denoiser import Denoiser, check_model
@@ -119,6 +120,9 @@ class ProjectedGradients(Attributor):
                 label=label,
             )
         self._probe.warn_of_silent_layers()
+        if self._store.given < self._store.images:  # a shard's work ends here
+            self._store = None
+            return self
         device, dim = self.denoiser.device, self._sketch.dim
         self._ridge = Ridge(self._features, len(self._store), dim, self._regularisation, device)
         self._pulse = pulse
@@ -158,9 +162,27 @@ class ProjectedGradients(Attributor):
             features = self._sketch.fold(total)
         return torch.cat([features / len(self.draws), *(loss[:, None] for loss in losses)], 1)
 
-    def _features(self) -> Iterator[tuple[int, Tensor]]:
-        for first, rows in self._fitted().rows():
+    def _features(self, of: range | None = None) -> Iterator[tuple[int, Tensor]]:
+        for first, rows in self._fitted().rows(of):
             yield first, rows[:, : self._sketch.dim]
+
+    def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
+        """The scores of every query with chunk after chunk of the training set."""
+        return self._scored(self.query_features(queries, dataset, batch_size))
+
+    def part(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int, of: range
+    ) -> Halved:
+        """The scores of the shards that begin among these items."""
+        features = self.query_features(queries, dataset, batch_size)
+        for first, scores in self._scored(features, of):
+            yield first, scores, None
+
+    @abstractmethod
+    def _scored(self, features: Tensor, of: range | None = None) -> Chunks:
+        """The scores of queries with these features [Q, dim]; `of`: of the shards that begin among
+        these items.
+        """
 
     def query_features(
         self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..attribution.attributor import Attributor, Chunks
+from ..attribution.attributor import Attributor, Chunks, Halved
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_model
@@ -92,19 +92,34 @@ class KFACInfluence(Attributor):
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """The influence of all of the training set, in one chunk."""
-        x, cond = self.curvature.ready(queries, dataset, batch_size)
-        check_query(self.probe, cond, each=self._summed_bytes)
-        return self._chunks(x, cond, dataset, batch_size)
+        return self._chunks(queries, dataset, batch_size, range(length(dataset)))
+
+    def part(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int, of: range
+    ) -> Halved:
+        """That of some items, in one chunk; then each process knows the self-kernels that any has
+        found.
+        """
+        if of:
+            for start, scores in self._chunks(queries, dataset, batch_size, of):
+                yield start, scores, None
+        own = self._self_kernels(dataset)
+        if own is not None:
+            own.joined()
 
     @property
     def _summed_bytes(self) -> int:
         """Bytes of an image's gradients, summed over draws in float32."""
         return 4 * sum(part.columns * part.outputs for part in self.probe.parts)
 
-    def _chunks(self, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int) -> Chunks:
-        probe, count = self.probe, length(dataset)
+    def _chunks(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int, of: range
+    ) -> Chunks:
+        x, cond = self.curvature.ready(queries, dataset, batch_size)
+        check_query(self.probe, cond, each=self._summed_bytes)
+        probe, count = self.probe, len(of)
         own, each = self._self_kernels(dataset), probe.image_bytes(dataset)
-        if own is not None and own.at(0, range(count)) is None:
+        if own is not None and own.at(0, of) is None:
             each += self._summed_bytes
             batch_size = min(batch_size, max(1, _SUMS // self._summed_bytes))
         size = self.budget.fitting(batch_size, each)
@@ -121,19 +136,19 @@ class KFACInfluence(Attributor):
             scores = torch.zeros(len(x), count)
             for some in groups:
                 sides, mine = self._prepare(x[some], cond_rows(cond, some), some.start)
-                for place in range(0, count, size):
-                    places = range(place, min(place + size, count))
+                for place in range(of.start, of.stop, size):
+                    places = range(place, min(place + size, of.stop))
                     found = self._scores(sides, mine, own, *probe.read(dataset, places), places)
                     if not bool(torch.isfinite(found).all()):
                         raise WherefromError(
                             f"an influence on items {places[0]} to {places[-1]} is not finite: "
                             "look at those images"
                         )
-                    scores[some, places.start : places.stop] = found.cpu()
+                    scores[some, place - of.start :][:, : len(places)] = found.cpu()
                     if own is not None:
-                        own.keep(at_once=places.stop == count)
+                        own.keep(at_once=places.stop == of.stop)
                     progress.update(len(places) * len(self.draws))
-        yield 0, scores
+        yield of.start, scores
 
     def _self_kernels(self, dataset: Dataset) -> SelfKernels | None:
         """Those of a training set's averaged gradients, as far as they are known; None: they are

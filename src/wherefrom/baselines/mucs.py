@@ -2,7 +2,7 @@
 model forgets the query.
 
 Each query costs a fine-tuning of a copy of the network and a sweep of the training set; the
-original's losses are shared by all.
+original's losses are shared by all. Of a group of processes each unlearns some of the queries.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ..diffusion.pulse import Pulse
 from ..errors import WherefromError, number
 from ..running.memory import InChunks
 from ..running.modes import outside_inference
+from ..running.ranks import alone, gathered, share
 from ..search.store import VectorStore
 from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
 
@@ -113,6 +114,9 @@ class MUCS(Attributor):
         how: dict[str, Any] = {"batch_size": batch_size, "label": "measuring"}
         width = len(self._sigmas) + 1
         kept = VectorStore.build("table of losses", dataset, make, width, identity, folder, **how)
+        if kept.given < kept.images:  # a shard's work ends here
+            self._fitted = None
+            return self
         table = torch.cat([part for _, part in kept.rows()])  # [N, K + 1]
         null = null_loss(self.denoiser.process, float(table[:, -1].double().mean()))
         self._fitted = _Fitted(table[:, :-1], null, kept.data, kept.manner, identity, place, pulse)
@@ -157,12 +161,18 @@ class MUCS(Attributor):
     def _skews(
         self, fitted: _Fitted, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int
     ) -> Chunks:
-        # small beside the N x K losses that each row takes
+        here, rows = share(), dict[int, Tensor]()
+        mine = range(here.rank, len(x), here.world) if here.joined else range(len(x))
+        with alone():  # a query is unlearned by one process, and its network measured there
+            for index in mine:
+                row = slice(index, index + 1)
+                one = x[row], cond_rows(cond, row)
+                rows[index] = self._skew(fitted, *one, dataset, batch_size, f"query {index}")
+        # small beside the N x K losses that each row takes, and that every process holds
         result = torch.empty(len(x), len(dataset))
-        for index in range(len(x)):
-            row = slice(index, index + 1)
-            one = x[row], cond_rows(cond, row)
-            result[index] = self._skew(fitted, *one, dataset, batch_size, f"query {index}")
+        for found in gathered(rows, "the unlearning"):
+            for index, skews in found.items():
+                result[index] = skews
         yield 0, result
 
     def _skew(

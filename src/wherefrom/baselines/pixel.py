@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..attribution.attributor import Attributor, Chunks, read_queries
+from ..attribution.attributor import Attributor, Chunks, Halved, read_queries
 from ..data.items import Dataset, batches, check_batch_size, item_shape, length
 from ..data.manner import Manner, say_misfit
 from ..errors import WherefromError
@@ -43,14 +43,21 @@ class Pixel(Attributor):
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:
         """A chunk for each batch, on the device of the queries."""
+        found = self.part(queries, dataset, batch_size, range(length(dataset)))
+        return ((start, scores) for start, scores, _ in found)
+
+    def part(
+        self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int, of: range
+    ) -> Halved:
+        """`chunks` of some items."""
         check_batch_size(batch_size)
         x, cond = read_queries(queries, item_shape(dataset))
         say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset), conditions=False)
         query = self._vectors(x)  # [Q, pixels]
-        start = 0
-        with bar(length(dataset), "comparing pixels", "image") as progress:
-            for x, _ in batches(dataset, batch_size):
-                yield start, self._compared(query, self._vectors(x.to(query.device)))
+        start = of.start
+        with bar(len(of), "comparing pixels", "image") as progress:
+            for x, _ in batches(dataset, batch_size, of=of):
+                yield start, self._compared(query, self._vectors(x.to(query.device))), None
                 start += len(x)
                 progress.update(len(x))
 

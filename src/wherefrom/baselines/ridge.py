@@ -2,22 +2,30 @@
 chosen.
 
 It is solved on the smaller side, as [dim, dim] or, where there are fewer images than numbers, as
-[N, N]; both are exact.
+[N, N]; both are exact. Of a group of processes each adds up the features of some shards of the
+store: whole ones, in float32 as a process alone does, and all of them in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..attribution.attributor import Chunks
 from ..errors import WherefromError, number
+from ..running.ranks import own_part, summed
 
-# first index and features [n, dim] float32, shard after shard
-Rows = Callable[[], Iterator[tuple[int, Tensor]]]
+
+class Rows(Protocol):
+    """First index and features [n, dim] float32, shard after shard; `of`: of those whose first
+    index is among these.
+    """
+
+    def __call__(self, of: range | None = None, /) -> Iterator[tuple[int, Tensor]]: ...
 
 
 @dataclass(frozen=True)
@@ -117,9 +125,10 @@ class Ridge:
             kernel = (features @ features.T).double()
         else:
             kernel = torch.zeros(dim, dim, dtype=torch.float64, device=device)
-            for _, some in rows():
+            for _, some in rows(own_part(count)):
                 some = some.to(device)
                 kernel += some.T @ some
+            summed({"kernel": kernel}, "the kernel of the features")
         if not float(kernel.diagonal().sum()) > 0:
             raise WherefromError(
                 "every feature is 0: no gradient reaches the tracked layers at these draws"
@@ -133,18 +142,21 @@ class Ridge:
                 "or lambda_abs, or lower effective_dim"
             )
 
-    def chunks(self, queries: Tensor) -> Chunks:
+    def chunks(self, queries: Tensor, of: range | None = None) -> Chunks:
         """phi_q^T (Phi^T Phi + lambda)^-1 phi_i of queries [Q, dim] with all images, piece after
-        piece.
+        piece; `of`: with those of the shards that begin there.
         """
         queries = queries.to(self._device)
         if self._dual:  # Phi (Phi^T Phi + lambda)^-1 = (Phi Phi^T + lambda)^-1 Phi
-            # [Q, N]
-            products = torch.cat([queries @ some.to(self._device).T for _, some in self._rows()], 1)
-            yield 0, torch.cholesky_solve(products.double().T, self._factor).T.float()
+            if of is not None and 0 not in of:  # with few images the pieces are one
+                return
+            # [Q, N], in float64: the solution would show how the rows are cut into shards
+            wide = queries.double()
+            products = [wide @ some.to(self._device).double().T for _, some in self._rows()]
+            yield 0, torch.cholesky_solve(torch.cat(products, 1).T, self._factor).T.float()
             return
         solved = torch.cholesky_solve(queries.double().T, self._factor).float()  # [dim, Q]
-        for first, some in self._rows():
+        for first, some in self._rows(of):
             yield first, (some.to(self._device) @ solved).T
 
     def own(self, queries: Tensor) -> Tensor:
@@ -158,18 +170,20 @@ class Ridge:
         half = torch.linalg.solve_triangular(self._factor, queries.T, upper=False)
         return (half**2).sum(0)
 
-    def leverage(self) -> Tensor:
-        """h_i = phi_i^T (Phi^T Phi + lambda)^-1 phi_i, in [0, 1): [N] float32."""
+    def leverage(self, of: range | None = None) -> Tensor:
+        """h_i = phi_i^T (Phi^T Phi + lambda)^-1 phi_i, in [0, 1): [N] float32; `of`: in shards that
+        begin elsewhere it may be left at 0.
+        """
         if self._dual:  # the diagonal of K (K + lambda)^-1 = 1 - lambda (K + lambda)^-1
             return (
                 (1 - self.value * torch.cholesky_inverse(self._factor).diagonal())
                 .clamp_min(0)
                 .float()
             )
-        found = []
-        for _, some in self._rows():
+        found = torch.zeros(self._count, device=self._device)
+        for first, some in self._rows(of):
             half = torch.linalg.solve_triangular(
                 self._factor, some.to(self._device).double().T, upper=False
             )
-            found.append((half**2).sum(0))
-        return torch.cat(found).float()
+            found[first : first + len(some)] = (half**2).sum(0).float()
+        return found

@@ -12,10 +12,10 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import WherefromError
-from ..running.launch import refuse_several
+from ..running.launch import joined, refuse_several
 from . import verbs
 from .begin import init
-from .talk import one_sentence
+from .talk import one_sentence, talking
 
 # what several processes share; all else is one's
 SHARED = ("train", "encode", "fit", "index", "distill", "attribute", "evaluate", "lds")
@@ -149,7 +149,8 @@ def evaluate(
     from .evaluate import changed, counted, run_evaluation
 
     one = changed(name, fractions=fraction, metrics=metric, coupled=coupled, images=images)
-    run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
+    with talking(False), joined(None):
+        run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
 
 
 @app.command()
@@ -176,7 +177,8 @@ def lds(
     from .evaluate import changed, counted, run_lds
 
     one = changed(name, coupled=coupled, images=images)
-    run_lds(one, out, data, counted(seeds, first_seed), method, subsets)
+    with talking(False), joined(None):
+        run_lds(one, out, data, counted(seeds, first_seed), method, subsets)
 
 
 @app.command()

@@ -20,14 +20,15 @@ from ..evaluation.parallel import evaluate_in_parallel
 from ..evaluation.study import Evaluation
 from ..report.studies import accuracy_and_cost, found, regenerated, removed
 from ..report.tables import Tables, lds_tables
+from ..running.ranks import share
 
 FIGURES = ("regenerated", "found", "removed", "accuracy-cost")
 
 
 def changed(name: str, **options: Any) -> Experiment:
     """A named experiment with the options that were given; those that are None were not."""
-    for share in options.get("fractions") or ():
-        number("--fraction", share, above=0, most=1)
+    for fraction in options.get("fractions") or ():
+        number("--fraction", fraction, above=0, most=1)
     given = {key: value for key, value in options.items() if value is not None}
     images, one = given.pop("images", None), experiment(name)
     return dataclasses.replace(one if images is None else one.of(images), **given)
@@ -51,6 +52,8 @@ def run_evaluation(
         one.run(out, data, seeds, methods)
     else:
         evaluate_in_parallel(one, out, data, seeds, methods, processes)
+    if not share().first:  # of a group of processes, one says what all have found
+        return
     console = Console(highlight=False, soft_wrap=True)
     console.print(Tables(out).auc().markdown(), markup=False)
     table = Evaluation(out).table
@@ -69,7 +72,10 @@ def run_lds(
     generated images follow.
     """
     whole("--subsets", subsets, 3)
-    table, each = lds_tables(one.lds(out, data, seeds, methods, subsets), subsets)
+    scores = one.lds(out, data, seeds, methods, subsets)
+    if not share().first:
+        return
+    table, each = lds_tables(scores, subsets)
     report = Evaluation(out).report()
     save_bytes(out / "lds.csv", each.csv().encode())
     table.save(report, "lds")

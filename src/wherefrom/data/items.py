@@ -265,8 +265,12 @@ def _joined(
     return collate([item for part in parts for item in part.result()], places, shape, what)
 
 
-def batches(dataset: Dataset, batch_size: int, workers: int | None = None) -> Iterator[Batch]:
-    """The data set's fixed views in order, as batches; the last one may be smaller."""
-    places = batched([range(length(dataset))], batch_size)
+def batches(
+    dataset: Dataset, batch_size: int, workers: int | None = None, of: range | None = None
+) -> Iterator[Batch]:
+    """The data set's fixed views in order, or those of some items that follow each other, as
+    batches; the last one may be smaller.
+    """
+    places = batched([range(length(dataset)) if of is None else of], batch_size)
     with ahead(dataset, places, item_shape(dataset), workers=workers) as read_ahead:
         yield from read_ahead

@@ -2,11 +2,12 @@
 statistics of that question.
 """
 
-from .counterfactual import Method, Recipe, counterfactual
+from .counterfactual import counterfactual
 from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
 from .lds import LDS, datamodelling_score, lds
 from .methods import ablated, standard, varied
 from .metrics import METRICS, available, metric
+from .one_seed import Method, Recipe
 from .perceptual import LPIPS, STLPIPS
 from .results import Results, Row, Summary
 from .setup import Setup

@@ -25,9 +25,10 @@ from ..data import Images, artbench10, cifar10, coco, digits, folder
 from ..data.items import Dataset, item_shape, length, read
 from ..errors import WherefromError, whole
 from ..models.presets import preset
-from .counterfactual import Method, Recipe, counterfactual
+from .counterfactual import counterfactual
 from .lds import LDS, lds
 from .methods import ablated, encoded, standard, varied
+from .one_seed import Method, Recipe
 from .results import Results
 from .setup import Setup
 

@@ -30,8 +30,6 @@ class Indexed(Attributor):
             again; None: none.
     """
 
-    query_by_query = True
-
     def __init__(self, tid: TID, samples: int, dim: int = DIM, exact: float | None = None) -> None:
         self.tid, self.samples, self.dim, self.exact = tid, samples, dim, exact
         self._index: Index | None = None

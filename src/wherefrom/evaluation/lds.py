@@ -8,7 +8,6 @@ query is the query's score.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,14 +17,16 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.agreement import spearman
-from ..data.items import Cond, check_batch_size, cond_rows, length
+from ..data.items import Cond, check_batch_size, cond_rows, item_shape, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.loss import image_losses
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError, number, whole
-from .counterfactual import Method, Study, claimed, networks_at_once
+from .counterfactual import claimed, networks_at_once
+from .one_seed import Method, Study
 from .setup import Setup
+from .sharing import Group, Studies
 from .statistics import Estimate, Interval, estimate
 
 _RESAMPLES = 2000
@@ -87,19 +88,26 @@ def lds(
             f"{setup.training['batch_size']} at least, and not all of them"
         )
     evaluation = claimed(setup, folder, queries, coupled)
-    together = networks_at_once(setup, together)
+
+    def study(seed: int) -> Study:
+        return Study(setup, evaluation, seed, queries, batch_size=batch_size)
+
+    studies = Studies(study, seeds, coupled, networks_at_once(setup, together))
+    levels = Draws(setup.process, item_shape(setup.dataset), draws)
+    chosen = {
+        seed: [_subset(seed, number, total, size) for number in range(subsets)] for seed in seeds
+    }
+    studies.train({})
+    losses = _losses(studies, chosen, levels)
+    settings = studies.score(methods)
     found: dict[str, list[Tensor]] = {name: [] for name in methods}
     for seed in seeds:
-        study = Study(setup, evaluation, seed, queries, batch_size=batch_size)
-        chosen = [_subset(seed, number, total, size) for number in range(subsets)]
-        levels = Draws(setup.process, tuple(study.images().shape[1:]), draws)
-        losses = _losses(study, chosen, levels, coupled, together)
         members = torch.zeros(subsets, total)
-        for row, subset in zip(members, chosen, strict=True):
+        for row, subset in zip(members, chosen[seed], strict=True):
             row[subset] = 1
-        for name, method in methods.items():
-            scores, _ = study.scores(name, method)
-            found[name].append(datamodelling_score(scores, members, losses))
+        for name in methods:
+            scores = studies.of(seed).files.scores(name, settings[seed][name])
+            found[name].append(datamodelling_score(scores, members, losses[seed]))
     return {
         name: LDS(
             name,
@@ -135,25 +143,32 @@ def _subset(seed: int, number: int, total: int, size: int) -> Tensor:
 
 
 def _losses(
-    study: Study, subsets: Sequence[Tensor], draws: Draws, coupled: bool, together: int
-) -> Tensor:
-    """The loss on every query of the network trained on every subset, [S, Q]; each is kept as it is
-    found.
+    studies: Studies, subsets: Mapping[int, Sequence[Tensor]], draws: Draws
+) -> dict[int, Tensor]:
+    """By seed, the loss on every query of the network trained on every subset, [S, Q]; each is kept
+    as it is found.
     """
-    images, cond = study.images(), study.setup.query_conditions(study.seed, study.queries)
     level = draws.fingerprint()
-    kept = [study.files.subset(fingerprint(subset, level)) for subset in subsets]
-    pending = [place for place, one in enumerate(kept) if not one.state]
-    for start in range(0, len(pending), together):
-        group = pending[start : start + together]
-        keeps = [subsets[place] for place in group]
-        store = study.files.retraining(*keeps)
-        networks = study.setup.retrained(study.seed, keeps, store, coupled, together > 1)
-        for place, network in zip(group, networks, strict=True):
+    keys = {seed: [fingerprint(one, level) for one in some] for seed, some in subsets.items()}
+    sets = {seed: dict(zip(keys[seed], subsets[seed], strict=True)) for seed in keys}
+    pending = {
+        seed: [key for key in sets[seed] if not studies.of(seed).files.subset(key).state]
+        for seed in sets
+    }
+
+    def work(group: Group) -> None:
+        study, keeps = studies.of(group[0]), {key: sets[group[0]][key] for key in group[1]}
+        images, cond = study.images(), study.setup.query_conditions(study.seed, study.queries)
+        for key, network in study.networks(keeps, studies.coupled, studies.together > 1):
             found = query_losses(study.setup.denoiser(network), images, cond, draws)
-            kept[place].finish({"queries": len(found)}, losses={"losses": found})
-        shutil.rmtree(store)
-    return torch.stack([one.read("losses")["losses"] for one in kept])
+            study.files.subset(key).finish({"queries": len(found)}, losses={"losses": found})
+
+    studies.in_groups(pending, work)
+    found = {}
+    for seed in keys:
+        kept = [studies.of(seed).files.subset(key) for key in keys[seed]]
+        found[seed] = torch.stack([one.read("losses")["losses"] for one in kept])
+    return found
 
 
 @torch.no_grad()

@@ -29,8 +29,8 @@ from ..tid.angle import Similarity
 from ..tid.teacher import TID
 from ..tide.distill import Settings
 from ..tide.student import TIDE
-from .counterfactual import Method, Recipe
 from .indexed import Indexed
+from .one_seed import Method, Recipe
 from .similarity import to_unit
 from .standins import EfficientNetLite0
 

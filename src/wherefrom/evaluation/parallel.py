@@ -24,9 +24,11 @@ import torch
 
 from ..artefacts.artefact import Folder
 from ..errors import WherefromError, whole
-from .counterfactual import Study, check_asked, claimed
+from ..running.ranks import share
+from .counterfactual import check_asked, claimed
 from .experiments import Data, Experiment
 from .metrics import available
+from .one_seed import Study
 from .results import Results
 from .study import slug
 
@@ -92,6 +94,11 @@ def evaluate_in_parallel(
     """
     if whole("processes", processes) < 1:
         raise WherefromError(f"there must be at least one process, not {processes}")
+    if share().joined:
+        raise WherefromError(
+            "the processes of a group share an evaluation as it is: leave --processes away, or "
+            "start one process without torchrun"
+        )
     names, setup = list(experiment.methods(methods)), experiment.setup(data)
     check_asked(setup, seeds, experiment.fractions, experiment.controls, experiment.batch_size)
     available(experiment.metrics)  # refuses a wrong name

@@ -17,6 +17,7 @@ from ..artefacts.artefact import Artefact, Folder, there
 from ..artefacts.identity import fingerprint
 from ..artefacts.lock import locked
 from ..errors import WherefromError
+from ..running.ranks import share
 from .results import Results
 
 _EVALUATION, _SCORES, _IMAGES = "evaluation", "table of scores", "set of generated images"
@@ -40,7 +41,7 @@ class Evaluation:
     def claim(self, identity: Mapping[str, Any]) -> None:
         """Make the folder one of these settings, or refuse if it is one of others."""
         artefact = Artefact.claim(self.folder, _EVALUATION, identity)
-        if not there(self.folder):
+        if share().first and not there(self.folder):
             artefact.commit({})
 
     @property

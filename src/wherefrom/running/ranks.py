@@ -8,11 +8,11 @@ wait as long as the slowest works; sums go by the group's own backend.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from ..errors import WherefromError, whole
 
 # that a process waits for others; one that is gone is noticed at once
 _PATIENCE = timedelta(days=7)
+
+Job = TypeVar("Job")
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,16 @@ def share() -> Share:
     return Share()
 
 
+def own_part(count: int) -> range:
+    """Of so many things, those that are this process's in a group, which follow those of the one
+    before; without a group all, also in a shard.
+    """
+    here = share()
+    if not here.joined:
+        return range(count)
+    return range(count * here.rank // here.world, count * (here.rank + 1) // here.world)
+
+
 @contextlib.contextmanager
 def shard(number: int, of: int) -> Iterator[Share]:
     """Inside, a pass over a data set makes one part of several and keeps it, whatever becomes of
@@ -113,6 +126,15 @@ def _being(here: Share) -> Iterator[Share]:
         yield here
     finally:
         _here.reset(known)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, all of the work is this process's, though it is one of a group: for work that is
+    dealt out whole, and whose numbers must be those of a process alone.
+    """
+    with _being(Share()):
+        yield
 
 
 # --- what the processes of a group tell each other ------------------------------------------------
@@ -155,6 +177,17 @@ def gathered(mine: Any, what: str) -> list[Any]:
     said: list[Any] = [None] * here.world
     dist.all_gather_object(said, mine, group=_words())
     return said
+
+
+def deal(jobs: Iterable[Job], what: str, do: Callable[[Job], Told]) -> dict[Job, Told]:
+    """Do each of some jobs in one of the processes, every n-th in the same, and there as if it were
+    alone; what they give, to all. The first process says which jobs there are.
+    """
+    here, said = share(), gathered(list(jobs), what)[0]
+    mine = said[here.rank :: here.world] if here.joined else said
+    with alone():
+        told = {job: do(job) for job in mine}
+    return {job: one for some in gathered(told, what) for job, one in some.items()}
 
 
 def summed(tensors: Mapping[str, Tensor], what: str) -> None:

@@ -263,10 +263,8 @@ class VectorStore:
         if self.folder is None:
             yield
             return
-        busy = (
-            f"somebody else is building the {self.artefact.kind} in {self.folder} just now: wait "
-            "until that is done, or choose another folder"
-        )
+        said = f"somebody else is building the {self.artefact.kind} in {self.folder} just now"
+        busy = f"{said}: wait until that is done, or choose another folder"
         with only_one(self.folder / _BUILDING, busy):
             with self._newest():
                 pass
@@ -332,18 +330,19 @@ class VectorStore:
         """Of each shard; what is in one never changes."""
         return self.artefact.checksums[: len(self._items.counts)]
 
-    def shards(self) -> Iterator[tuple[int, Vectors]]:
-        """The first id and the vectors of shard after shard, deleted items among them."""
+    def shards(self, of: range | None = None) -> Iterator[tuple[int, Vectors]]:
+        """The first id and the vectors of shard after shard, deleted items among them; `of`: where
+        the shards begin that are meant.
+        """
         first = 0
         for number, count in enumerate(self.counts):
-            yield first, self.shard(number)
+            if of is None or first in of:
+                yield first, self.shard(number)
             first += count
 
-    def rows(self) -> Iterator[tuple[int, Tensor]]:
-        """The first id and the only vectors [n, d] of shard after shard, float32, of a store of one
-        draw.
-        """
-        for first, shard in self.shards():
+    def rows(self, of: range | None = None) -> Iterator[tuple[int, Tensor]]:
+        """The first id and the only vectors [n, d] of `shards`, float32, of a store of one draw."""
+        for first, shard in self.shards(of):
             yield first, shard.decode()[:, 0]
 
     def vectors(self, ids: Tensor | Iterable[int]) -> Tensor:

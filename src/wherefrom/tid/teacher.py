@@ -17,8 +17,6 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..attribution.attributor import Attributor, Chunks, Halved
-from ..attribution.result import Attribution
-from ..attribution.top import TopK
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_denoiser, check_model
@@ -32,7 +30,6 @@ from ..factors.probe import Precision, Probe, Target
 from ..running.memory import Budget
 from ..running.modes import outside_inference
 from ..running.progress import bar
-from ..running.ranks import gathered, share
 from ..search.vectors import Dtype
 from .angle import SelfKernels, Similarity, squared
 from .index import DIM, Index
@@ -139,31 +136,14 @@ class TID(Attributor):
         check_query(self.probe, cond)
         return self._chunks(x, cond, dataset, batch_size, of or range(length(dataset)))
 
-    @outside_inference
-    def attribute(
-        self, queries: Queries, dataset: Dataset, top_k: int = 8, batch_size: int = 64
-    ) -> Attribution:
-        """The most and the least influential training images of each query; never holds a score for
-        every pair. Of a group of processes each scores a part of the images, and all get the hits.
-        """
-        here, count = share(), length(dataset)
-        if not here.joined:
-            return super().attribute(queries, dataset, top_k, batch_size)
-        top = TopK(top_k, count)
-        mine = range(count * here.rank // here.world, count * (here.rank + 1) // here.world)
-        if mine:
-            for start, scores, halves in self.halved(queries, dataset, batch_size, mine):
-                first = mine.start + start
-                indices = torch.arange(first, first + scores.shape[1], device=scores.device)
-                top.add(indices, scores, halves)
-        first_top, *others = gathered(top.to_cpu(), "the scores")
-        for other in others:
-            first_top.join(other)
+    def part(self, queries: Queries, dataset: Dataset, batch_size: int, of: range) -> Halved:
+        """`halved` of some items; then each process knows the self-kernels that any has found."""
+        if of:
+            for start, tau, halves in self.halved(queries, dataset, batch_size, of):
+                yield of.start + start, tau, halves
         own = self.self_kernels(dataset)
         if own is not None:
             own.joined()
-        found: Attribution = first_top.result({**self.about, **self.outcome})
-        return found
 
     @outside_inference
     def scores_of(

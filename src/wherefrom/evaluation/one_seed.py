@@ -1,0 +1,302 @@
+"""One seed of an evaluation: the network that saw everything, its images, what methods would remove
+of the training set, and what became of the images without that.
+
+Whatever is made is kept in the seed's folder and found there by whoever comes next, so that nothing
+is made twice, by this process or by another.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..artefacts.identity import fingerprint
+from ..attribution.attributor import Attributor
+from ..data.fingerprint import data_fingerprint
+from ..data.items import Dataset, length
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.seeds import seed_of
+from ..errors import WherefromError
+from .setup import Setup
+from .similarity import Metric, to_unit
+from .statistics import budget, removal_union
+from .study import Evaluation, join_parts
+
+# model, training set and a folder to keep things in: fitted
+Method = Callable[[Denoiser, Dataset, Path], Attributor]
+CONTROL = "random"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method whose settings are known before it is fitted, which can take hours.
+
+    Args:
+        make: the attributor, not yet fitted.
+        batch_size: of its fit.
+        samples: an argument of its fit, cut at the size of the data set; None: it takes none.
+    """
+
+    make: Callable[[Denoiser, Dataset], Attributor]
+    batch_size: int = 64
+    samples: int | None = None
+
+    def about(self, denoiser: Denoiser, dataset: Dataset) -> dict[str, Any]:
+        """Every setting that changes a number."""
+        return {**self.make(denoiser, dataset).about, **self._fitting(dataset)}
+
+    def __call__(self, denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
+        """Fitted, or read from the store."""
+        attributor = self.make(denoiser, dataset)
+        return attributor.fit(dataset, self.batch_size, store=store, **self._fitting(dataset))
+
+    def _fitting(self, dataset: Dataset) -> dict[str, Any]:
+        return {} if self.samples is None else {"samples": min(self.samples, length(dataset))}
+
+
+class _Prepared(NamedTuple):
+    """A method for one model and data set."""
+
+    about: Mapping[str, Any]
+    settings: str  # a short digest of it
+    fit: Callable[[], tuple[Attributor, float]]  # and the seconds that it took
+
+
+class Removal(NamedTuple):
+    """The training images that are removed for a method."""
+
+    method: str
+    settings: str  # of the method, as a short digest
+    fraction: float
+    indices: Tensor
+
+    @property
+    def key(self) -> str:
+        """Those images, as a digest."""
+        return fingerprint(self.indices)
+
+
+class Study:
+    """One seed: the full network, its images, and what became of them."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        evaluation: Evaluation,
+        seed: int,
+        queries: int,
+        given: Tensor | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        self.setup, self.seed, self.queries = setup, seed, queries
+        self.files = evaluation.seed(seed)
+        self._given, self._batch_size = given, batch_size
+        self._network: nn.Module | None = None
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that saw everything, trained or read."""
+        if self._network is None:
+            self._network = self.setup.trained(self.seed, self.files.model)
+        return self._network
+
+    def trained(self) -> nn.Module:
+        """That network, once its images are there too."""
+        self.images()
+        return self.network
+
+    def images(self) -> Tensor:
+        """What is attributed and compared with, [Q, C, H, W]: what the full network generates, or
+        what was given.
+        """
+        kept = self.files.queries()
+        if not kept.state:
+            images = self.setup.generated(self.network, self.seed, self.queries)
+            kept.finish({"images": len(images)}, images={"images": images})
+        generated = self.files.images()
+        if self._given is None:
+            return generated
+        given = self._given.float().cpu()
+        if given.shape != generated.shape or not torch.allclose(given, generated, atol=1e-3):
+            warnings.warn(
+                f"the queries are not what the network of seed {self.seed} generates from this "
+                "seed's noise: regenerated images will differ from them for that reason alone",
+                stacklevel=4,
+            )
+        return given
+
+    def conditioned(self) -> Any:
+        """The images, with the conditions that they were generated with."""
+        images, cond = self.images(), self.setup.query_conditions(self.seed, self.queries)
+        if cond is None:
+            return images
+        if isinstance(cond, dict):
+            rows: list[Any] = [{k: v[i] for k, v in cond.items()} for i in range(len(images))]
+        else:
+            rows = list(cond)
+        return list(zip(images, rows, strict=True))
+
+    # --- attribution ----------------------------------------------------------------------------
+
+    def removals(self, methods: Mapping[str, str], fractions: Sequence[float]) -> list[Removal]:
+        """What every method removes at every budget; `methods`: by name, the settings that they
+        were scored with.
+        """
+        found = {name: self.files.scores(name, settings) for name, settings in methods.items()}
+        return [
+            self._checked(Removal(name, methods[name], fraction, removal_union(scores, fraction)))
+            for fraction in fractions
+            for name, scores in found.items()
+        ]
+
+    def random_removals(self, fractions: Sequence[float], controls: int) -> list[Removal]:
+        """What every control removes at every budget, which takes no network to know."""
+        total, removals = length(self.setup.dataset), []
+        for fraction in fractions:
+            for number in range(controls):
+                seed = seed_of(self.seed, f"control {number}", 0)
+                generator, size = torch.Generator().manual_seed(seed), budget(total, fraction)
+                chosen = [
+                    torch.randperm(total, generator=generator)[:size] for _ in range(self.queries)
+                ]
+                union = torch.cat(chosen).unique()
+                removals.append(Removal(f"{CONTROL} {number}", "", fraction, union))
+        return [self._checked(removal) for removal in removals]
+
+    def _checked(self, removal: Removal) -> Removal:
+        total, batch = length(self.setup.dataset), int(self.setup.training["batch_size"])
+        if total - len(removal.indices) < batch:
+            raise WherefromError(
+                f"{removal.method} removes {len(removal.indices)} of {total} images at "
+                f"{100 * removal.fraction:g} % a query, which leaves fewer than a batch of "
+                f"{batch}: lower the fraction, the number of queries or the batch size"
+            )
+        return removal
+
+    def scores(self, name: str, method: Method) -> tuple[Tensor, str]:
+        """A method's scores [Q, N], computed or read, and its settings as a digest."""
+        prepared = self._prepared(name, method)
+        kept = self.files.claim_scores(name, prepared.settings, self._identity(prepared.about))
+        if not kept.state:
+            parts = self.files.parts_of_scores(name, prepared.settings)
+            for part in parts:
+                part.check(kept.identity, "model, data set or queries")
+            found = join_parts(parts) if parts else self._computed(prepared, slice(None))
+            scores, seconds = found
+            kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
+        return kept.read("scores")["scores"], prepared.settings
+
+    def scored_or_fitted(self, name: str, method: Method, parts: int) -> tuple[str, float | None]:
+        """Score a method, or only fit it where its queries can be dealt out in parts: its settings,
+        and the seconds of that fit.
+        """
+        if parts > 1 and isinstance(method, Recipe):
+            prepared, denoiser = self._prepared(name, method), self.setup.denoiser(self.network)
+            by_query = method.make(denoiser, self.setup.dataset).query_by_query
+            if by_query and not self.files.has_scores(name, prepared.settings):
+                return prepared.settings, prepared.fit()[1]
+        return self.scores(name, method)[1], None
+
+    def score_part(
+        self, name: str, method: Method, part: int, parts: int, fitting: float | None = None
+    ) -> None:
+        """The scores of every `parts`-th query from this one on, which `scores` will join.
+        `fitting`: seconds that the fit took whoever made it.
+        """
+        prepared = self._prepared(name, method)
+        identity = {**self._identity(prepared.about), "part": [part, parts]}
+        kept = self.files.claim_scores(name, prepared.settings, identity, (part, parts))
+        if not kept.state:
+            scores, seconds = self._computed(prepared, slice(part, None, parts))
+            seconds["fit"] = seconds["fit"] if fitting is None else fitting
+            kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
+
+    def fit(self, name: str, method: Method) -> None:
+        """Fit a method, which keeps what it made."""
+        self._prepared(name, method).fit()
+
+    def _computed(self, prepared: _Prepared, some: slice) -> tuple[Tensor, dict[str, float]]:
+        """The scores of some queries, and the seconds that fitting and scoring took."""
+        queries, dataset = self.conditioned()[some], self.setup.dataset
+        attributor, fitting = prepared.fit()
+        if len(queries) < self.queries and not attributor.query_by_query:
+            raise WherefromError(
+                f"the scores of {type(attributor).__name__} may depend on the queries asked "
+                "together: they cannot be computed in parts"
+            )
+        started = time.monotonic()
+        scores = attributor.scores(queries, dataset, self._batch_size)
+        return scores, {"fit": fitting, "score": time.monotonic() - started}
+
+    def _prepared(self, name: str, method: Method) -> _Prepared:
+        """A method of which every setting is known.
+
+        A recipe says them beforehand. Any other method is fitted now, in a folder of its name
+        alone, which refuses other settings.
+        """
+        denoiser, dataset = self.setup.denoiser(self.network), self.setup.dataset
+
+        def fit(place: Path) -> tuple[Attributor, float]:
+            started = time.monotonic()
+            return method(denoiser, dataset, place), time.monotonic() - started
+
+        if isinstance(method, Recipe):
+            about = method.about(denoiser, dataset)
+            settings = fingerprint(about)[:8]
+            place = self.files.method(name, settings)
+            return _Prepared(about, settings, lambda: fit(place))
+        fitted = fit(self.files.method(name))
+        about = fitted[0].about
+        return _Prepared(about, fingerprint(about)[:8], lambda: fitted)
+
+    def _identity(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """What a method's scores depend on."""
+        model, queries = self.setup.denoiser(self.network).identity(), fingerprint(self.images())
+        data = data_fingerprint(self.setup.dataset)
+        return {"about": dict(about), **model, "data": data, "queries": queries}
+
+    # --- retraining -----------------------------------------------------------------------------
+
+    def networks(
+        self, keeps: Mapping[str, Tensor], coupled: bool, together: bool
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Networks that see only some images, [K] indices each, trained as one or one by one; what
+        is left of their training is taken away afterwards.
+        """
+        store, sets = self.files.retraining(*keeps.values()), list(keeps.values())
+        networks = self.setup.retrained(self.seed, sets, store, coupled, together)
+        yield from zip(keeps, networks, strict=True)
+        shutil.rmtree(store)
+
+    def retrain(self, removed: Mapping[str, Tensor], coupled: bool, together: bool) -> None:
+        """Retrain without each set of images, known by its key, and regenerate."""
+        everything = torch.arange(length(self.setup.dataset))
+        keeps = {key: everything[~torch.isin(everything, one)] for key, one in removed.items()}
+        for key, network in self.networks(keeps, coupled, together):
+            images = self.setup.generated(network, self.seed, self.queries)
+            state = {"removed": len(removed[key])}
+            self.files.regenerated(key).finish(state, images={"images": images})
+
+    def compared(self, key: str, metrics: Mapping[str, Metric]) -> bool:
+        """Whether `similarities` has nothing left to compute."""
+        return all(self.files.similarity(key, one.name).state for one in metrics.values())
+
+    def similarities(self, key: str, metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
+        """By metric, how alike each image and its regeneration are, [Q], computed or read."""
+        found = {}
+        for metric in metrics.values():
+            kept = self.files.similarity(key, metric.name)
+            if not kept.state:
+                again = self.files.regenerated(key).read("images")["images"]
+                values = metric(to_unit(self.images()), to_unit(again)).float()
+                kept.finish({"metric": metric.name}, similarity={"similarity": values})
+            found[metric.name] = kept.read("similarity")["similarity"]
+        return found
