@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from forks import group
 from wherefrom.adapters.encoded import Encoded, encoded
+from wherefrom.artefacts import artefact
 from wherefrom.artefacts.pace import Pace
 from wherefrom.artefacts.parts import PartFolders
 from wherefrom.artefacts.pieces import Pieces
@@ -129,6 +131,21 @@ def test_several_encode_a_part_each_and_all_get_the_items_of_one(world, alone, t
     later = Mixing()
     assert same(items(made(folder, later)), alone)
     assert (later.images, later.texts) == (0, [])
+
+
+def test_a_slow_process_does_not_read_parts_that_the_first_takes_away(tmp_path):
+    def work(rank: int) -> None:
+        true = artefact.load_json
+
+        def slow(path: Path) -> Any:
+            if rank:
+                time.sleep(0.1)
+            return true(path)
+
+        artefact.load_json = slow
+        made(tmp_path / "latents", batch=8)
+
+    assert group(2, tmp_path / "meeting", work) == ["", ""]
 
 
 def test_in_memory_each_encodes_all_for_itself(alone, tmp_path):

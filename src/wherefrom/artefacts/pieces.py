@@ -151,7 +151,8 @@ class Pieces:
             parts = {str(rank): part for rank, part in enumerate(gathered(self.own(), self._work))}
         else:
             meet(self._work)
-            parts = self._folders.found()
+            # who looks later may see them taken away
+            parts = self._folders.found() if self.here.first else {}
         if self.here.first or self.whole.folder is None:
             found = sorted(_pieces(parts), key=lambda piece: piece.start)
             self._check(found)
