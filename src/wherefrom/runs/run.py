@@ -38,7 +38,7 @@ from .pictures import named_images
 from .settings import METHODS, Settings
 from .space import Asked
 from .stages import Stages, Tell, counted
-from .standing import info
+from .standing import info, taught
 from .subject import Subject, shown_settings, subject
 from .toml import NAME, read_settings
 
@@ -156,7 +156,7 @@ class Run:
         how = {"damping": tid.damping, "similarity": tid.similarity, "precision": self._precision}
         blocks = self.settings.model.blocks
         how |= {} if blocks is None else {"blocks": blocks}
-        return {**self._fit_parts, **how, **vars(self.settings.tide)}
+        return {**self._fit_parts, **how, **taught(self.settings)}
 
     @property
     def _precision(self) -> str:
