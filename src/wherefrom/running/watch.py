@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .ranks import Share, ended, on_device, share, words
+from .ranks import Share, ended, meet, on_device, share, words
 
 _WELL = -1  # the word of a process that has done its work; else, which one has ended
 _TAG = 1  # of these words: the others' have 0
@@ -26,7 +26,7 @@ _SOON = 10.0  # seconds in which it is heard who has ended
 
 class Watch:
     """Inside, each listens: the first process to all others, they to it, which tells them of one
-    another. Whoever leaves says so and waits for the others.
+    another. Whoever has done its work waits for the others. All make one at the same place.
 
     A process alone listens to nobody, and its sums are its own numbers.
 
@@ -40,7 +40,10 @@ class Watch:
         self.what = what
         others = range(1, self.here.world) if self.here.first else range(1)
         self._others = others if self.here.joined else range(0)
-        self._group = words() if self.here.joined else None
+        if self.here.joined:
+            meet(what)
+            # sums of their own: one that was broken off is not taken for the next one's
+            self._words, self._sums = words(), dist.new_group()
         self._gone: int | None = None
         self._heard, self._lock, self._told = threading.Event(), threading.Lock(), False
         # a thread each: a message that has not come yet can be waited for, and not looked at
@@ -57,7 +60,7 @@ class Watch:
             return
         total = on_device(numbers)
         try:
-            work: Any = dist.all_reduce(total, async_op=True)
+            work: Any = dist.all_reduce(total, group=self._sums, async_op=True)
             while not work.is_completed():
                 self.check()
                 time.sleep(_PAUSE)
@@ -80,16 +83,22 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._tell(_WELL if kind is None else self.here.rank)
-        if kind is None:
-            for listener in self._listeners:
-                listener.join()
-            self.check()
+        if kind is not None:
+            self._tell(self.here.rank)
+            return
+        if not self.here.first:
+            self._tell(_WELL)
+        for listener in self._listeners:
+            listener.join()
+        self.check()
+        self._tell(_WELL)  # all have said so, and nobody needs the sums
+        if self.here.joined:
+            dist.destroy_process_group(self._sums)
 
     def _listen(self, other: int) -> None:
         word = torch.zeros(1, dtype=torch.long)
         try:
-            dist.recv(word, other, self._group, tag=_TAG)
+            dist.recv(word, other, self._words, tag=_TAG)
             said = int(word)
         except RuntimeError:
             said = other
@@ -106,7 +115,7 @@ class Watch:
         with self._lock:  # until all is sent: a process that ends now would take it along
             for other in () if self._told else self._others:
                 with contextlib.suppress(RuntimeError):  # that one is gone, too
-                    dist.send(torch.tensor([said]), other, self._group, tag=_TAG)
+                    dist.send(torch.tensor([said]), other, self._words, tag=_TAG)
             self._told = True
 
     def _ended(self) -> Exception:
