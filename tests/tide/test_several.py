@@ -184,7 +184,7 @@ def test_the_draws_of_a_step_are_spread_over_the_levels(tid: wherefrom.TID) -> N
 # --- several processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_several_processes_make_the_student_that_one_makes(
     world: int, tid: wherefrom.TID, alone: dict[str, Any], tmp_path: Path
 ) -> None:

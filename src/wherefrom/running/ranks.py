@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import WherefromError, whole
 
 # that a process waits for others; one that is gone is noticed at once
-_PATIENCE = timedelta(days=7)
+PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -181,5 +181,5 @@ def words() -> Any:
     whole_group = dist.group.WORLD
     if id(whole_group) not in _groups:
         _groups.clear()
-        _groups[id(whole_group)] = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        _groups[id(whole_group)] = dist.new_group(backend="gloo", timeout=PATIENCE)
     return _groups[id(whole_group)]

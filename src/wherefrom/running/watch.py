@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .ranks import Share, ended, meet, on_device, share, words
+from .ranks import PATIENCE, Share, ended, meet, on_device, share, words
 
 _WELL = -1  # the word of a process that has done its work; else, which one has ended
 _TAG = 1  # of these words: the others' have 0
@@ -26,7 +26,7 @@ _SOON = 10.0  # seconds in which it is heard who has ended
 
 class Watch:
     """Inside, each listens: the first process to all others, they to it, which tells them of one
-    another. Whoever has done its work waits for the others. All make one at the same place.
+    another. Whoever has done its work waits for the others. All enter at the same place.
 
     A process alone listens to nobody, and its sums are its own numbers.
 
@@ -40,10 +40,8 @@ class Watch:
         self.what = what
         others = range(1, self.here.world) if self.here.first else range(1)
         self._others = others if self.here.joined else range(0)
-        if self.here.joined:
-            meet(what)
-            # sums of their own: one that was broken off is not taken for the next one's
-            self._words, self._sums = words(), dist.new_group()
+        self._words: Any = None  # the groups that words and sums go by
+        self._sums: Any = None
         self._gone: int | None = None
         self._heard, self._lock, self._told = threading.Event(), threading.Lock(), False
         # a thread each: a message that has not come yet can be waited for, and not looked at
@@ -78,6 +76,10 @@ class Watch:
             raise self._ended()
 
     def __enter__(self) -> Self:
+        if self.here.joined:
+            meet(self.what)
+            # sums of their own: one that was broken off is not taken for the next one's
+            self._words, self._sums = words(), dist.new_group(timeout=PATIENCE)
         for listener in self._listeners:
             listener.start()
         return self
