@@ -34,7 +34,9 @@ SIZE: dict[str, Any] = {"batch_size": BATCH, "lr": 1e-3, "dim": 16, "hidden": 8,
 
 @pytest.fixture(scope="module")
 def tid() -> wherefrom.TID:
-    denoiser = wherefrom.Denoiser(stirred(small_dit()), wherefrom.EDM())
+    # where all images look the same, gradients would be rounding alone
+    process = wherefrom.EDM(sigma_max=2.0)
+    denoiser = wherefrom.Denoiser(stirred(small_dit(process=process)), process)
     draws = wherefrom.Draws(denoiser.process, (1, 8, 8), 4)
     return wherefrom.TID(denoiser, draws).fit(Noise(IMAGES), samples=10)
 
@@ -101,10 +103,10 @@ def close(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     than the weights, which would not show a sum in its place.
     """
     for name, value in ours["means"].items():
-        atol = 1e-3 * float(value.abs().max())
+        atol = 1e-4 * float(value.abs().max())
         torch.testing.assert_close(theirs["means"][name], value, rtol=0, atol=atol, msg=name)
     for name, value in ours["student"].items():  # that have gone up to 8e-3
-        torch.testing.assert_close(theirs["student"][name], value, rtol=0, atol=2e-4, msg=name)
+        torch.testing.assert_close(theirs["student"][name], value, rtol=0, atol=5e-5, msg=name)
     for look, mine in zip(theirs["history"], ours["history"], strict=True):
         assert look.step == mine.step
         assert look.loss == pytest.approx(mine.loss, abs=1e-5)
@@ -113,8 +115,12 @@ def close(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
 # --- one process ----------------------------------------------------------------------------------
 
 
+PAIRS = list(combinations(range(BATCH - 1), 2))  # of places in a ranking
+WEIGHTS = [1 / math.log2(2 + one) - 1 / math.log2(2 + other) for one, other in PAIRS]
+
+
 def reference(tid: wherefrom.TID, draws: int) -> dict[str, Any]:
-    """A student by a plain loop over batches, draws, anchors and pairs, that adds up gradients."""
+    """A student by a plain loop over batches, draws and anchors, that adds up gradients."""
     generator = torch.Generator().manual_seed(seed_of(0, "held out", 0))
     learned = torch.randperm(IMAGES, generator=generator)[IMAGES // 10 :].sort().values
     order = Order(IMAGES, BATCH, 0, learned, coupled=False)
@@ -129,16 +135,15 @@ def reference(tid: wherefrom.TID, draws: int) -> dict[str, Any]:
         for place in range(draws):
             tau, streams = tid.pairwise_and_streams(x, fresh_draw(tid, 0, step, place, draws))
             vectors = embedder(streams)
-            rho, terms, weights = vectors @ vectors.T, [], []
+            rho, terms = vectors @ vectors.T, []
             for i in range(BATCH):
                 others = [j for j in range(BATCH) if j != i]
                 ranked = sorted(others, key=(-tau[i]).tolist().__getitem__)
-                for first, second in combinations(range(BATCH - 1), 2):
-                    j, k = ranked[first], ranked[second]  # j is before k
-                    weights.append(1 / math.log2(2 + first) - 1 / math.log2(2 + second))
-                    terms.append(F.softplus(-log_scale.exp() * (rho[i, j] - rho[i, k])))
-            weight = torch.tensor(weights)
-            losses.append((weight * torch.stack(terms)).sum() / weight.sum())
+                before = rho[i, [ranked[one] for one, _ in PAIRS]]
+                after = rho[i, [ranked[other] for _, other in PAIRS]]
+                terms.append(F.softplus(-log_scale.exp() * (before - after)))
+            weighted = torch.tensor(WEIGHTS) * torch.stack(terms)  # [B, pairs]
+            losses.append(weighted.sum() / (BATCH * sum(WEIGHTS)))
             (losses[-1] / draws).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -156,11 +161,11 @@ def test_a_step_takes_the_mean_gradient_over_its_draws(
     close(made(tid, tmp_path, draws_per_step=draws), reference(tid, draws))
 
 
-def test_one_draw_is_the_papers_and_not_spoken_of(tid: wherefrom.TID, tmp_path: Path) -> None:
-    plain, said = distilled(tid, store=tmp_path), distilled(tid, draws_per_step=1)
-    assert same(plain.embedder.state_dict(), said.embedder.state_dict())
-    assert "draws_per_step" not in {**plain.about["distillation"], **Settings().identity()}
-    assert distilled(tid, draws_per_step=2).about["distillation"]["draws_per_step"] == 2
+def test_one_draw_is_not_spoken_of_and_two_are_another_distillation(
+    tid: wherefrom.TID, tmp_path: Path
+) -> None:
+    assert "draws_per_step" not in distilled(tid, store=tmp_path).about["distillation"]
+    assert Settings(draws_per_step=2).about == {**Settings().about, "draws_per_step": 2}
     with pytest.raises(wherefrom.WherefromError, match="draws_per_step"):
         distilled(tid, draws_per_step=2, store=tmp_path)
     with pytest.raises(wherefrom.WherefromError, match="draws_per_step must be at least 1"):
