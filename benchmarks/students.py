@@ -94,9 +94,9 @@ def taught(
     learners = {str(choice): choice.learner(tid, data) for choice in choices}
     groups = [group for learner in learners.values() for group in learner.groups]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01, fused=True)
-    seed = choices[0].settings.seed
+    seed, of = choices[0].settings.seed, choices[0].settings.draws_per_step
     identity = {**tid.identity(), "data": data_fingerprint(data), "steps": steps, "batch": batch}
-    identity |= {"students": list(learners)}
+    identity |= {"students": list(learners)} | ({} if of == 1 else {"draws_per_step": of})
     checkpoint = Checkpoint(folder, "class of students", learners, optimizer, identity)
     checkpoint.restore()
     rest = range(checkpoint.step, steps)
@@ -105,11 +105,14 @@ def taught(
     feed = Feed(data, Order(len(data), batch, seed, None, False), tid.denoiser.network)
     with tid.denoiser.frozen(), bar(steps, "teaching", "step", initial=rest.start) as progress:
         for step, (x, cond) in zip(rest, feed.batches(rest), strict=True):
-            tau, streams = tid.pairwise_and_streams(x, fresh_draw(tid, seed, step), cond)
             for place, choice in enumerate(choices):
                 for group in optimizer.param_groups[2 * place : 2 * place + 2]:
                     group["lr"] = choice.settings.lr_at(step, steps)
-                learners[str(choice)](streams, tau).backward()
+            for draw in range(of):
+                noised = fresh_draw(tid, seed, step, draw, of)
+                tau, streams = tid.pairwise_and_streams(x, noised, cond)
+                for learner in learners.values():
+                    (learner(streams, tau) / of).backward()
             optimizer.step()
             optimizer.zero_grad()
             progress.update(1)
@@ -196,6 +199,7 @@ def choices_of(arguments: argparse.Namespace, one: Experiment) -> list[Choice]:
                 objective=objective,
                 embedder=embedder,
                 decay=decay,
+                draws_per_step=arguments.draws_per_step,
             ),
             sharpness or 0.0,
         )
@@ -235,7 +239,11 @@ def run(arguments: argparse.Namespace, one: Experiment, **changes: Any) -> None:
     about = {"name": one.name, "seed": seed, "similarity": arguments.similarity}
     about |= {"images": len(data), "queries": len(queries), "generated": arguments.generated}
     about |= {"draws": len(draws), "steps": arguments.steps, "batch": batch, "machine": machine()}
-    out = arguments.out or place / f"{arguments.steps}-steps-of-{batch}" / "results.json"
+    length = f"{arguments.steps}-steps-of-{batch}"
+    if arguments.draws_per_step > 1:
+        about["draws_per_step"] = arguments.draws_per_step
+        length += f"-at-{arguments.draws_per_step}-draws"
+    out = arguments.out or place / length / "results.json"
     report = Report(out, **known(out, about))
     results: Figures = report.figures.setdefault("results", {})
     chosen = [choice for choice in choices_of(arguments, one) if str(choice) not in results]
@@ -273,6 +281,7 @@ def main() -> None:
     parser.add_argument("--generated", action="store_true", help="queries are generated")
     parser.add_argument("--steps", type=int, default=400, help="of teaching")
     parser.add_argument("--batch", type=int, help="images a step; else the evaluation's")
+    parser.add_argument("--draws-per-step", type=int, default=1)
     parser.add_argument("--embedders", nargs="+", default=["pool", "grid"])
     parser.add_argument("--objectives", nargs="+", default=["lambdarank", "listwise"])
     parser.add_argument("--sharpness", type=float, nargs="+", default=[2.0], help="of listwise")

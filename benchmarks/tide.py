@@ -78,10 +78,15 @@ def step(tid: wherefrom.TID, learner: Learner, network: wherefrom.models.DiT, x:
         yardstick()
         network.requires_grad_(False)
 
+    def step() -> None:
+        learn(tid, learner, x, None, [draw], 1)
+        optimizer.step()
+        optimizer.zero_grad()
+
     return {
         "forward+backward": thawed,
         "pairwise": lambda: tid.pairwise_and_streams(x, draw),
-        "distillation step": lambda: learn(tid, learner, optimizer, x, None, draw),
+        "distillation step": step,
     }
 
 

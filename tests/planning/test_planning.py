@@ -252,7 +252,7 @@ def test_the_attention_of_the_cpu_counts() -> None:
 def test_the_time_of_every_stage_is_that_which_it_then_takes(passes, tmp_path: Path) -> None:
     denoiser, data, drawn = model(), Noise(60), draws(4)
     clock = passes(denoiser.network)
-    student = {"batch_size": 8, "dim": 16, "hidden": 16, "heads": 2}
+    student = {"batch_size": 8, "dim": 16, "hidden": 16, "heads": 2, "draws_per_step": 2}
     asked: dict[str, Any] = {"samples": 21, "batch_size": 8, "queries": 3, "epochs": 2}
     planned = plan(
         denoiser, data, drawn, dim=128, student=student, calibrate=60.0, clock=clock, **asked
@@ -278,6 +278,7 @@ def test_the_time_of_every_stage_is_that_which_it_then_takes(passes, tmp_path: P
     for name, taken in found.items():
         assert planned[name].seconds == pytest.approx(taken, abs=8, rel=0.02), name
     assert planned["attribute"].passes == found["attribute"] == 4 * (60 + 3)
+    assert planned["distill"].passes == 2 * 12 * 8 + 4 * 6  # 6 are held out, and examined
     assert planned["bank"].passes == 4 * 60
     assert planned["search the index"].passes == found["search the index"] == 4 * 3
 

@@ -173,6 +173,11 @@ def test_a_student_is_distilled_and_found_again(run: Path) -> None:
     assert opened._tid is None  # a student needs no teacher
     opened.attribute([run / IMAGE], top_k=2, exact=0.5)
     assert opened.info()["missing"] == []
+    # one draw a step is as it was before there was a choice
+    assert "draws_per_step" not in opened._student_parts
+    changed(run, "# draws_per_step = 1", "draws_per_step = 2")
+    assert Run.open(run, "cpu").info()["missing"] == ["student", "bank"]
+    assert Run.open(run, "cpu")._student_parts["draws_per_step"] == 2
 
 
 def test_the_same_seed_gives_the_same_picture(run: Path, world: Path) -> None:

@@ -23,6 +23,7 @@ class Asked:
     queries: int  # asked together
     epochs: float  # of the distillation
     learned: int = 128  # images of a step of it
+    learned_at: int = 1  # draws of a step of it
     dtype: Dtype = "float16"
     steps: int = 0  # of the training; 0: none is planned
     trained: int = 0  # images of a step of it

@@ -123,6 +123,7 @@ def plan(
         queries=whole("queries", queries, 1),
         epochs=taught.epochs,
         learned=taught.batch_size,
+        learned_at=taught.draws_per_step,
         dtype=dtype,
         steps=0 if trained is None else trained.steps,
         trained=0 if trained is None else trained.batch_size,

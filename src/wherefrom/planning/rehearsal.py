@@ -241,7 +241,9 @@ class Rehearsal:
         optimizer = torch.optim.AdamW(learner.groups, settings.lr, weight_decay=0.01, fused=True)
 
         def step(count: int) -> None:
-            learn(teacher, learner, optimizer, *self._some(count), fresh_draw(teacher, 0, 0))
+            learn(teacher, learner, *self._some(count), [fresh_draw(teacher, 0, 0)], 1)
+            optimizer.step()
+            optimizer.zero_grad()
 
         with self.denoiser.frozen(), torch.autocast(self.device.type, enabled=False):
             taught = self._cost(step, settings.batch_size, least=3)

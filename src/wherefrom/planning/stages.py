@@ -218,23 +218,25 @@ class Planner(Arithmetic):
         steps = max(1, round(asked.epochs * ((asked.images - kept_out) // size)))
         looks = math.ceil(steps / max(1, steps // LOOKS)) if kept_out else 0
         exams = min(LEVELS, asked.draws) if kept_out else 0
-        passes = steps * size + exams * kept_out
+        learned = steps * asked.learned_at  # batches at a draw
+        passes = learned * size + exams * kept_out
         # forward, and backward twice that
         flops = passes * (facts.backward + 3 * facts.embedding)
-        flops += steps * facts.kernels.pairwise(size)
+        flops += learned * facts.kernels.pairwise(size)
         flops += exams * (facts.kernels.pairwise(kept_out) + looks * kept_out * facts.embedding)
         checkpoint, seconds, held = 3 * facts.embedder, None, 0.0
         if self.costs is not None and self.costs.learning is not None:
             learning = self.costs.learning
-            seconds = self.compiled("learn", steps * learning.step.seconds(size), steps)
+            seconds = self.compiled("learn", learned * learning.step.seconds(size), learned)
             seconds += learning.begin + learning.exam + looks * learning.look + self.loading
             seconds += self.costs.identity
             seconds += self.written(checkpoint) + self.checkpoints(seconds, checkpoint)
             held = learning.step.held(size)
         memory = facts.weights + facts.moments + facts.roots + 3 * facts.embedder
+        drawn = "a draw" if asked.learned_at == 1 else f"{asked.learned_at} draws"
         return Stage(
             "distill",
-            f"{steps:,} steps of {size} images at a draw",
+            f"{steps:,} steps of {size} images at {drawn}",
             passes,
             flops,
             seconds,

@@ -76,6 +76,8 @@ def joined(device: str | None) -> Iterator[str | None]:
     import torch
     import torch.distributed as dist
 
+    from .ranks import words
+
     here = launched()
     if here.world == 1 or dist.is_initialized():
         yield device
@@ -95,6 +97,7 @@ def joined(device: str | None) -> Iterator[str | None]:
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
             f"({str(error).splitlines()[0]}): start all of them with one torchrun"
         ) from error
+    words()  # while all are here: who ends before there is a group for words is never missed
     before = signal.signal(signal.SIGTERM, _told_to_end)
     try:
         yield device

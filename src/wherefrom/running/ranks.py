@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import WherefromError, whole
 
 # that a process waits for others; one that is gone is noticed at once
-_PATIENCE = timedelta(days=7)
+PATIENCE = timedelta(days=7)
 
 Job = TypeVar("Job")
 Told = TypeVar("Told")
@@ -149,15 +149,20 @@ def meet(what: str) -> None:
         return
     gone = _missing(here)
     if gone is not None:
-        raise WherefromError(
-            f"process {gone} of {here.world} ended before {what} was done: see what it said, and "
-            "run the same command again to go on"
-        )
+        raise ended(gone, here.world, what)
+
+
+def ended(gone: int, world: int, what: str) -> WherefromError:
+    """What is said where a process of so many has ended."""
+    return WherefromError(
+        f"process {gone} of {world} ended before {what} was done: see what it said, and run the "
+        "same command again to go on"
+    )
 
 
 def _missing(here: Share) -> int | None:
     """A process that has ended, if any has: the first hears from each, and then tells all."""
-    group, word = _words(), torch.zeros(1)
+    group, word = words(), torch.zeros(1)
     others = range(1, here.world) if here.first else range(1)
     for turn in (dist.recv, dist.send) if here.first else (dist.send, dist.recv):
         for other in others:
@@ -175,7 +180,7 @@ def gathered(mine: Any, what: str) -> list[Any]:
         return [mine]
     meet(what)
     said: list[Any] = [None] * here.world
-    dist.all_gather_object(said, mine, group=_words())
+    dist.all_gather_object(said, mine, group=words())
     return said
 
 
@@ -206,21 +211,27 @@ def _reduced(tensors: Mapping[str, Tensor], what: str, how: Any) -> None:
     if not share().joined:
         return
     meet(what)
-    on_device = dist.get_backend() == "nccl"
     for name in sorted(tensors):
-        tensor = tensors[name]
-        total = tensor.double() if on_device or not tensor.is_cuda else tensor.double().cpu()
+        total = on_device(tensors[name].double())
         dist.all_reduce(total, how)
-        tensor.copy_(total)
+        tensors[name].copy_(total)
+
+
+def on_device(tensor: Tensor) -> Tensor:
+    """A tensor where the group's own backend adds it up: gloo on the CPU, NCCL where it is."""
+    by_nccl = "cuda:nccl" in dist.get_backend_config()  # also one backend of two, as by default
+    return tensor if by_nccl or not tensor.is_cuda else tensor.cpu()
 
 
 _groups: dict[int, Any] = {}  # one for words, of every process group that there was
 
 
-def _words() -> Any:
-    """The group that words go by: gloo, whatever the backend of the sums is."""
+def words() -> Any:
+    """The group that words go by: gloo, whatever the backend of the sums is; all ask for it at the
+    same place for the first time.
+    """
     whole_group = dist.group.WORLD
     if id(whole_group) not in _groups:
         _groups.clear()
-        _groups[id(whole_group)] = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        _groups[id(whole_group)] = dist.new_group(backend="gloo", timeout=PATIENCE)
     return _groups[id(whole_group)]

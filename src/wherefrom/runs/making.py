@@ -21,6 +21,7 @@ from ..tide.bank import Bank
 from ..tide.student import TIDE
 from .settings import Settings
 from .stages import Stages, Tell, counted
+from .standing import taught
 from .subject import Subject, encoded, opened, subject
 
 
@@ -98,7 +99,7 @@ class Making:
         how = {"damping": tid.damping, "similarity": tid.similarity, "precision": self._precision}
         blocks = self.settings.model.blocks
         how |= {} if blocks is None else {"blocks": blocks}
-        return {**self._fit_parts, **how, **vars(self.settings.tide)}
+        return {**self._fit_parts, **how, **taught(self.settings)}
 
     @property
     def _precision(self) -> str:

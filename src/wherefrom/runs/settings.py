@@ -208,6 +208,7 @@ class TideTable:
     dim: int = _key(768, _whole(1, _WIDE), "numbers of an embedding")
     hidden: int = _key(512, _whole(1, _WIDE), "width inside")
     seed: int = _key(0, _SEED, "of batches, draws and first weights")
+    draws_per_step: int = _key(1, _whole(1), "at which a step sees its images")
 
 
 @dataclass(frozen=True)

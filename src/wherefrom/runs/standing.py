@@ -138,6 +138,15 @@ def wanted(settings: Settings, stage: str, images: int | None) -> dict[str, Any]
     if stage == "index":
         parts |= vars(settings.index)
     if stage in ("student", "bank"):
-        parts |= {"similarity": tid.similarity, "blocks": model.blocks, **vars(settings.tide)}
+        parts |= {"similarity": tid.similarity, "blocks": model.blocks}
+        parts |= {"draws_per_step": None, **taught(settings)}
     parts = {name: list(one) if isinstance(one, tuple) else one for name, one in parts.items()}
     return parts
+
+
+def taught(settings: Settings) -> dict[str, Any]:
+    """The parts of a student that [tide] says; one draw a step is not spoken of, so that what was
+    made before there was a choice goes on.
+    """
+    parts = vars(settings.tide)
+    return {name: one for name, one in parts.items() if (name, one) != ("draws_per_step", 1)}

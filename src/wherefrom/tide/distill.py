@@ -1,15 +1,15 @@
 """Online distillation (Algorithm 1): the teacher's ranking of every batch, computed when it is
 needed, teaches the embedder.
 
-One pass of the frozen network a step gives both the teacher's matrix and the activations that are
-embedded. Every random number is a function of the seed and the step, so a run that was killed goes
-on to the same student.
+One pass of the frozen network gives both the teacher's matrix and the activations to embed. A step
+takes one, or several, each at its own draw, which the processes of a group share. Every random
+number is a function of the seed and the step, so a run that was killed goes on to the same student.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal, get_args
@@ -27,13 +27,16 @@ from ..diffusion.draws import Draw
 from ..diffusion.levels import Levels
 from ..diffusion.seeds import seed_of, seeded
 from ..diffusion.streams import Streams, Taps
-from ..errors import WherefromError, number, whole
+from ..errors import WherefromError, number, say, whole
 from ..factors.probe import one_of
 from ..running.interrupt import deferred_interrupt
 from ..running.modes import outside_inference
-from ..running.progress import bar
+from ..running.progress import bar, quiet
+from ..running.ranks import gathered
+from ..running.watch import Watch
 from ..tid.teacher import TID
 from .embedder import Embedder
+from .gradients import Gradients
 from .grid import GridEmbedder
 from .loss import lambda_rank_loss, listwise_loss, off_diagonal
 
@@ -44,7 +47,8 @@ LOSSES = {"lambdarank": lambda_rank_loss, "listwise": listwise_loss}
 _HELD_OUT = 128  # images at most, a tenth of the data set at most
 _LEVELS = 4  # noise levels at which they are compared
 _LOOKS = 50  # at the held-out set, in a whole run
-_WORTH = 300  # steps that repay compiling
+_WORTH = 300  # passes that repay compiling
+_WHAT = "the distillation"
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,14 @@ class Settings:
     objective: Objective = "lambdarank"
     embedder: EmbedderKind = "pool"
     decay: float = 0
+    draws_per_step: int = 1
 
     def __post_init__(self) -> None:
         one_of("objective", self.objective, get_args(Objective))
         one_of("embedder", self.embedder, get_args(EmbedderKind))
         object.__setattr__(self, "decay", number("decay", self.decay, least=0, most=1))
         least = {"batch_size": 3, "dim": 1, "hidden": 1, "heads": 1, "seed": None}
+        least["draws_per_step"] = 1
         for name, edge in least.items():  # a batch is an anchor and two to compare, at least
             object.__setattr__(self, name, whole(name, getattr(self, name), edge))
         for name in ("epochs", "lr"):
@@ -77,7 +83,7 @@ class Settings:
         """All of them, but for those that came later and are at their defaults: what was made
         before there was a choice goes on.
         """
-        later = {"objective": "lambdarank", "embedder": "pool", "decay": 0}
+        later = {"objective": "lambdarank", "embedder": "pool", "decay": 0, "draws_per_step": 1}
         return {name: one for name, one in asdict(self).items() if later.get(name) != one}
 
     def identity(self) -> dict[str, Any]:
@@ -168,18 +174,23 @@ def distill(
 
     learner = Learner(fresh(tid, dataset, settings), LOSSES[settings.objective]).to(device)
     optimizer = torch.optim.AdamW(learner.groups, settings.lr, weight_decay=0.01, fused=True)
+    watch = Watch(_WHAT)
+    here, of = watch.here, settings.draws_per_step
+    mine = range(here.rank, of, here.world)  # the draws of a step that are this process's
     looks: list[Look] = []
     # the sum since the last look, and over how many steps
     losses, since = torch.zeros((), device=device), 0
-    checkpoint = None
-    if store is not None:
+    checkpoint, identity = None, {}
+    if store is not None or here.joined:
         identity = {**settings.identity(), **tid.identity(), "data": data_fingerprint(dataset)}
+    if store is not None:
         checkpoint = Checkpoint(store, "distillation", {"learner": learner}, optimizer, identity)
         notes = checkpoint.restore()
         if notes is not None:
             looks, since = [Look(*values) for values in notes["looks"]], notes["since"]
             losses += notes["losses"]
     start = checkpoint.step if checkpoint else 0
+    _check_agreed({**identity, "epochs": settings.epochs, "the step to go on from": start})
     if start > steps:
         raise WherefromError(
             f"the distillation in {store} is already {start} steps long, not {steps}; choose "
@@ -188,68 +199,117 @@ def distill(
     if start == steps:
         return learner.embedder, tuple(looks)
 
-    if device.type == "cuda" and steps - start >= _WORTH:
+    if here.first and here.world > of:
+        _say_idle(here.world - of, here.world, of)
+    if device.type == "cuda" and (steps - start) * len(mine) >= _WORTH:
         tid.compile_pairwise(settings.batch_size)
-    exam = Exam(tid, dataset, shuffled[:held]) if held else None
-    feed = Feed(_FixedViews(dataset), order, tid.denoiser.network)
-    every = max(1, steps // _LOOKS)
-    rest, size = range(start, steps), settings.batch_size
-    with (
-        checkpoint.artefact.as_it_began() if checkpoint else nullcontext(),
-        tid.denoiser.frozen(),
-        torch.autocast(device.type, enabled=False),  # the caller's: the student learns in float32
-        deferred_interrupt() as interrupted,
-        bar(steps * size, "distilling", "image", initial=start * size) as progress,
-    ):
-        for step, (x, cond) in zip(rest, feed.batches(rest), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = settings.lr_at(step, steps)
-            losses += learn(tid, learner, optimizer, x, cond, fresh_draw(tid, settings.seed, step))
-            since += 1
-            progress.update(size)
-            last = step + 1 == steps or interrupted()
-            due = (step + 1) % every == 0 or step + 1 == steps
-            if due or last or (checkpoint is not None and checkpoint.pace.due):
-                mean = float(losses) / since
-                if not math.isfinite(mean):
-                    raise WherefromError(
-                        f"the distillation's loss became {mean} by step {step + 1}: lower lr, or "
-                        "look whether tid.pairwise of a batch is finite"
-                    )
-                if due:
-                    agreement = exam.agreement(learner.embedder) if exam else (math.nan,)
-                    looks.append(Look(step + 1, mean, *agreement))
-                    losses, since = torch.zeros_like(losses), 0
-                    said = f"loss {mean:.4f}, Spearman {agreement[0]:.3f}"
-                    progress.set_postfix_str(said, refresh=False)
-                if checkpoint is not None and (last or checkpoint.pace.due):
-                    values = [astuple(look) for look in looks]
-                    notes = {"looks": values, "losses": float(losses), "since": since}
-                    checkpoint.write(step + 1, notes)
-            if last and step + 1 < steps:
-                raise KeyboardInterrupt
-    return learner.embedder, tuple(looks)
+    every, rest, size = max(1, steps // _LOOKS), range(start, steps), settings.batch_size
+    kept = checkpoint if here.first else None  # one writes, and all read
+    with nullcontext() if here.first else quiet(), watch:
+        exam = Exam(tid, dataset, shuffled[:held]) if held and here.first else None
+        feed = Feed(_FixedViews(dataset), order, tid.denoiser.network)
+        gradients = Gradients(learner.parameters(), watch)
+        with (
+            checkpoint.artefact.as_it_began() if checkpoint else nullcontext(),
+            tid.denoiser.frozen(),
+            # the caller's: the student learns in float32
+            torch.autocast(device.type, enabled=False),
+            deferred_interrupt() as interrupted,
+            bar(steps * size, "distilling", "image", initial=start * size) as progress,
+        ):
+            for step, (x, cond) in zip(rest, feed.batches(rest), strict=True):
+                for group in optimizer.param_groups:
+                    group["lr"] = settings.lr_at(step, steps)
+                drawn = [fresh_draw(tid, settings.seed, step, place, of) for place in mine]
+                part = learn(tid, learner, x, cond, drawn, of)
+                loss, stop = gradients.shared(part, interrupted())
+                optimizer.step()
+                optimizer.zero_grad()
+                losses, since = losses + loss, since + 1
+                progress.update(size)
+                due = (step + 1) % every == 0 or step + 1 == steps
+                last = stop or step + 1 == steps
+                if due or last or (kept is not None and kept.pace.due):
+                    mean = float(losses) / since
+                    _check_finite(mean, step)
+                    if due:
+                        agreement = exam.agreement(learner.embedder) if exam else (math.nan,)
+                        looks.append(Look(step + 1, mean, *agreement))
+                        losses, since = torch.zeros_like(losses), 0
+                        said = f"loss {mean:.4f}, Spearman {agreement[0]:.3f}"
+                        progress.set_postfix_str(said, refresh=False)
+                    if kept is not None and (last or kept.pace.due):
+                        values = [astuple(look) for look in looks]
+                        notes = {"looks": values, "losses": float(losses), "since": since}
+                        kept.write(step + 1, notes)
+                if last:
+                    break
+    if step + 1 < steps:
+        raise KeyboardInterrupt  # now that the checkpoint is whole, and all have stopped
+    # the first has examined it
+    return learner.embedder, gathered(tuple(looks), _WHAT)[0]
 
 
-def fresh_draw(tid: TID, seed: int, step: int) -> Draw:
-    """The draw that a batch shares: a level of the teacher's grid, noise that no other step has."""
+def _check_agreed(identity: Mapping[str, Any]) -> None:
+    """Refuse processes that would not make the same student."""
+    said = gathered(identity, _WHAT)
+    for rank, theirs in enumerate(said):
+        differs = [name for name in {**said[0], **theirs} if said[0].get(name) != theirs.get(name)]
+        if differs:
+            raise WherefromError(
+                f"process {rank} of {len(said)} has another {differs[0]} than the first: give all "
+                "the same, and a store on a disk that all of them see"
+            )
+
+
+def _say_idle(idle: int, world: int, draws: int) -> None:
+    of_step = "1 draw" if draws == 1 else f"{draws} draws"
+    have = "has" if idle == 1 else "have"
+    say(
+        f"a step has {of_step}, so {idle} of {world} processes {have} nothing to do: set "
+        f"draws_per_step={world}, or start fewer"
+    )
+
+
+def _check_finite(mean: float, step: int) -> None:
+    if not math.isfinite(mean):
+        raise WherefromError(
+            f"the distillation's loss became {mean} by step {step + 1}: lower lr, or look whether "
+            "tid.pairwise of a batch is finite"
+        )
+
+
+def fresh_draw(tid: TID, seed: int, step: int, place: int = 0, of: int = 1) -> Draw:
+    """A draw of so many of a step, which a batch shares: a level of the teacher's grid, noise that
+    no other has.
+
+    The first has any level, the others of the step are spread from there over the grid: each is as
+    often at every level as the first, and together they tell more than draws that may coincide.
+    """
     generator = torch.Generator().manual_seed(seed_of(seed, "draw", step))
-    level = int(torch.randint(len(tid.draws), (), generator=generator))
+    levels = len(tid.draws)
+    level = int(torch.randint(levels, (), generator=generator))
+    if place:
+        level = (level + place * levels // of) % levels
+        generator.manual_seed(seed_of(seed, f"draw {place}", step))
     return Draw(tid.draws.sigmas[level], torch.randn(tid.draws.shape, generator=generator))
 
 
 def learn(
-    tid: TID, learner: Learner, optimizer: torch.optim.Optimizer, x: Tensor, cond: Cond, draw: Draw
+    tid: TID, learner: Learner, x: Tensor, cond: Cond, draws: Sequence[Draw], of: int
 ) -> Tensor:
-    """One batch, one draw, one pass, one update; the loss, on the device."""
-    tau, streams = tid.pairwise_and_streams(x, draw, cond)
-    with torch.enable_grad():
-        loss: Tensor = learner(streams, tau)
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    # a loss of ranks alone would not show that the teacher's scores are not finite
-    return loss.detach() + 0 * off_diagonal(tau).double().sum().to(loss)
+    """Add, of a batch at some draws of so many, their part of the mean loss' gradient, by a pass
+    each; that part of the loss, on the device.
+    """
+    total = torch.zeros((), device=x.device)
+    for draw in draws:
+        tau, streams = tid.pairwise_and_streams(x, draw, cond)
+        with torch.enable_grad():
+            loss: Tensor = learner(streams, tau) / of
+            loss.backward()
+        # a loss of ranks alone would not show that the teacher's scores are not finite
+        total = total + loss.detach() + 0 * off_diagonal(tau).double().sum().to(loss)
+    return total
 
 
 def fresh(tid: TID, dataset: Dataset, settings: Settings) -> Embedder | GridEmbedder:

@@ -85,6 +85,7 @@ class TIDE(Attributor):
         objective: Objective = "lambdarank",
         embedder: EmbedderKind = "pool",
         decay: float = 0,
+        draws_per_step: int = 1,
     ) -> Self:
         """Teach an embedder the rankings of a fitted TID.
 
@@ -103,8 +104,11 @@ class TIDE(Attributor):
                 keeps them apart.
             decay: the share of the steps, the last ones, over which the learning rate falls to 0;
                 in the paper none. Such a distillation does not go on to more epochs.
+            draws_per_step: at how many draws a step sees its batch, in the paper one; the gradient
+                is the mean over them. Processes of a group share them, and make the same student
+                whatever their number.
         """
-        size = (dim, hidden, heads, seed, objective, embedder, decay)
+        size = (dim, hidden, heads, seed, objective, embedder, decay, draws_per_step)
         settings = fitting(Settings(epochs, batch_size, lr, *size), length(dataset))
         made, history = distill(tid, dataset, settings, store)
         taught = {"teacher": tid.about, "distillation": settings.about}
