@@ -29,7 +29,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found(place, 0, 1)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_several_find_what_one_finds(world: int, one: dict[str, Any], tmp_path: Path) -> None:
     said = together(world, tmp_path / "meeting", "ranked_work", "everything", str(tmp_path))
     assert said == [""] * world
