@@ -42,10 +42,16 @@ def wrapped(title: str) -> str:
     return "\n".join([*lines, line])
 
 
+@cache
+def tables(evaluation: str) -> Tables:
+    """Those of an evaluation; what one of them computes, another has."""
+    return Tables(DOCS / "results" / evaluation)
+
+
 @cache  # a page may show one that has a file of its own
 def table(evaluation: str, name: str) -> str:
     """A table of an evaluation as Markdown."""
-    made = Tables(DOCS / "results" / evaluation).all()[name]()
+    made = tables(evaluation).all()[name]()
     return f"{wrapped(made.title)}\n\n{made.markdown().split(chr(10), 2)[2]}"
 
 
@@ -68,7 +74,7 @@ def both() -> str:
     lines = [["removal chosen by", *SHOWN, "random against random"]]
     lines.append(["---"] * len(lines[0]))
     for evaluation, words in EVALUATIONS.items():
-        made = Tables(DOCS / "results" / evaluation).against()
+        made = tables(evaluation).against()
         rows = {row[0]: dict(zip(made.head, row, strict=True)) for row in made.rows}
         seeds = int(rows["TID"]["seeds"])
         least = 2 / 2**seeds  # the smallest p that so many seeds can give
@@ -96,7 +102,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     """Every file that should be there, and what it should say."""
     for place in sorted((DOCS / "results").glob("*/results.csv")):
         evaluation = place.parent.name
-        known = Tables(place.parent).all()
+        known = tables(evaluation).all()
         for name in MADE:
             if name in known:
                 yield place.parent / f"{name}.md", table(evaluation, name)

@@ -203,6 +203,16 @@ def test_a_shard_that_is_missing_or_not_finished_is_named(run: Path) -> None:
     assert "run --shard 0/2" in asked("merge", run, status=1)
 
 
+def test_shards_of_machines_that_share_no_disk_are_merged_once_copied(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "elsewhere")
+    asked("fit", run, "--shard", "0/2")
+    asked("fit", tmp_path / "elsewhere", "--shard", "1/2")
+    shutil.copytree(tmp_path / "elsewhere", run, dirs_exist_ok=True)
+    assert "curvature" in asked("merge", run)
+
+
 def test_two_shards_of_the_same_images_are_refused_by_name(run: Path) -> None:
     for shard in ("0/2", "0/3"):
         asked("fit", run, "--shard", shard)

@@ -70,6 +70,7 @@ class Results:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = tuple(rows)
         self._by_removal: dict[tuple[str, float], list[Row]] = {}
+        self._summaries: dict[tuple[str, str, float], Summary] = {}  # their intervals take long
         for row in self.rows:
             self._by_removal.setdefault((row.method, row.fraction), []).append(row)
 
@@ -140,6 +141,12 @@ class Results:
 
     def summary(self, method: str, metric: str, fraction: float) -> Summary:
         """A method against the random controls of its seeds."""
+        asked = method, metric, fraction
+        if asked not in self._summaries:
+            self._summaries[asked] = self._summarised(*asked)
+        return self._summaries[asked]
+
+    def _summarised(self, method: str, metric: str, fraction: float) -> Summary:
         mine, controls = self._against_random(method, metric, fraction)
         sizes = list(self.removed(method, fraction).values())
         return Summary(
