@@ -26,7 +26,7 @@ SHOWN = ["TID", "MUCS", "TIDE", "D-TRAK", "Pixel", "DAS"]
 BOTH = re.compile(r"(<!-- table: both -->\n).*?(<!-- end of table -->)", re.DOTALL)
 PAPER = re.compile(r"(<!-- table: scaling -->\n).*?(<!-- end of table -->)", re.DOTALL)
 # those that need rows alone
-MADE = ("against", "auc", "ablations", "ratios", "removals", "pairs", "nearest")
+MADE = ("against", "auc", "ablations", "angle", "ratios", "removals", "pairs", "nearest")
 PLACE = re.compile(r"(<!-- table: ([\w-]+)/(\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

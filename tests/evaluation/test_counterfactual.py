@@ -390,6 +390,11 @@ def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
     said = {
         "TID, relative": {"similarity": "relative"},
         "TID, cosine": {"similarity": "cosine"},
+        "TID, cosine, 4 draws": {"similarity": "cosine", "draws": 4},
+        "TID, cosine, 2 draws": {"similarity": "cosine", "draws": 2},
+        "TID, cosine, damping 0.01": {"similarity": "cosine", "damping": 0.01},
+        "TID, cosine, damping 1": {"similarity": "cosine", "damping": 1.0},
+        "TID, cosine, magnitudes kept": {"similarity": "cosine", "normalize": "none"},
         "TID index, cosine": {**indexed, "samples": 9},
         "TID index, cosine, second look": {**indexed, "samples": 9, "exact": 0.02},
         "TIDE, cosine": {"teacher": {"similarity": "cosine"}},

@@ -85,8 +85,8 @@ def counterfactual(
 
     studies = Studies(study, seeds, coupled, networks_at_once(setup, together))
     random = {seed: studies.of(seed).random_removals(fractions, controls) for seed in seeds}
-    studies.train(random)
-    settings = studies.score(methods)
+    studies.train(random, methods)
+    settings = studies.score(methods, finds_do=True)
     removals = {
         seed: [*studies.of(seed).removals(settings[seed], fractions), *random[seed]]
         for seed in seeds

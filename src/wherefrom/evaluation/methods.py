@@ -147,12 +147,11 @@ def varied(
     def drawn(denoiser: Denoiser, dataset: Dataset, count: int = draws) -> Draws:
         return Draws(denoiser.process, item_shape(dataset), count)
 
-    def tid(similarity: Similarity) -> Recipe:
-        return Recipe(
-            lambda model, data: TID(model, drawn(model, data), similarity=similarity),
-            batch_size,
-            samples,
-        )
+    def tid(similarity: Similarity, count: int = draws, **how: Any) -> Recipe:
+        def made(denoiser: Denoiser, dataset: Dataset) -> TID:
+            return TID(denoiser, drawn(denoiser, dataset, count), similarity=similarity, **how)
+
+        return Recipe(made, batch_size, samples)
 
     def tide(similarity: Similarity = "kernel", **changes: Any) -> Recipe:
         """TIDE of a teacher; `changes`: of the arguments of `TIDE.distill`."""
@@ -186,6 +185,9 @@ def varied(
     return {
         "TID, relative": tid("relative"),
         "TID, cosine": tid("cosine"),
+        **{f"TID, cosine, {count} draws": tid("cosine", count) for count in (4, 2)},
+        **{f"TID, cosine, damping {one:g}": tid("cosine", damping=one) for one in (0.01, 1.0)},
+        "TID, cosine, magnitudes kept": tid("cosine", normalize="none"),
         "TID index, cosine": index("cosine"),
         "TID index, cosine, second look": index("cosine", 0.02),
         "TIDE, cosine": tide("cosine"),

@@ -25,9 +25,10 @@ from ..data.items import Dataset, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
+from .finds import Finds
 from .setup import Setup
 from .similarity import Metric, to_unit
-from .statistics import budget, removal_union
+from .statistics import budget
 from .study import Evaluation, join_parts
 
 # model, training set and a folder to keep things in: fitted
@@ -100,6 +101,7 @@ class Study:
         self.files = evaluation.seed(seed)
         self._given, self._batch_size = given, batch_size
         self._network: nn.Module | None = None
+        self._bare: nn.Module | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -150,16 +152,29 @@ class Study:
         """What every method removes at every budget; `methods`: by name, the settings that they
         were scored with.
         """
-        found = {name: self.files.scores(name, settings) for name, settings in methods.items()}
         return [
-            self._checked(Removal(name, methods[name], fraction, removal_union(scores, fraction)))
+            self._checked(Removal(name, settings, fraction, self._union(name, settings, fraction)))
             for fraction in fractions
-            for name, scores in found.items()
+            for name, settings in methods.items()
         ]
+
+    def _union(self, name: str, settings: str, fraction: float) -> Tensor:
+        """The images among the best of any query."""
+        best = self.files.best(name, settings, budget(self._total, fraction))
+        if best is None:
+            raise WherefromError(
+                f"{self.files.folder} lists too few finds of {name} to remove {100 * fraction:g} % "
+                "a query, and has no scores of it: delete what it found there, to score it again"
+            )
+        return best.unique()
+
+    @property
+    def _total(self) -> int:
+        return length(self.setup.dataset)
 
     def random_removals(self, fractions: Sequence[float], controls: int) -> list[Removal]:
         """What every control removes at every budget, which takes no network to know."""
-        total, removals = length(self.setup.dataset), []
+        total, removals = self._total, []
         for fraction in fractions:
             for number in range(controls):
                 seed = seed_of(self.seed, f"control {number}", 0)
@@ -172,7 +187,7 @@ class Study:
         return [self._checked(removal) for removal in removals]
 
     def _checked(self, removal: Removal) -> Removal:
-        total, batch = length(self.setup.dataset), int(self.setup.training["batch_size"])
+        total, batch = self._total, int(self.setup.training["batch_size"])
         if total - len(removal.indices) < batch:
             raise WherefromError(
                 f"{removal.method} removes {len(removal.indices)} of {total} images at "
@@ -192,7 +207,23 @@ class Study:
             found = join_parts(parts) if parts else self._computed(prepared, slice(None))
             scores, seconds = found
             kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
-        return kept.read("scores")["scores"], prepared.settings
+        scores = kept.read("scores")["scores"]
+        finds = self.files.claim_finds(name, prepared.settings, self._found_by(prepared.about))
+        if not finds.state:
+            took, found_now = kept.state["seconds"], Finds.of(scores)
+            self.files.keep_finds(finds, name, prepared.settings, took, found_now)
+        return scores, prepared.settings
+
+    def found(self, name: str, method: Method) -> str | None:
+        """The settings, as a digest, of a method whose finds are kept, which takes no trained
+        network to know; None: it has to be scored.
+        """
+        if not isinstance(method, Recipe) or not self.files.queries().state:
+            return None
+        about = method.about(self.setup.denoiser(self._untrained()), self.setup.dataset)
+        settings = fingerprint(about)[:8]
+        kept = self.files.claim_finds(name, settings, self._found_by(about))
+        return settings if kept.state else None
 
     def scored_or_fitted(self, name: str, method: Method, parts: int) -> tuple[str, float | None]:
         """Score a method, or only fit it where its queries can be dealt out in parts: its settings,
@@ -259,9 +290,18 @@ class Study:
 
     def _identity(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """What a method's scores depend on."""
-        model, queries = self.setup.denoiser(self.network).identity(), fingerprint(self.images())
+        return {**self._found_by(about), **self.setup.denoiser(self.network).identity()}
+
+    def _found_by(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The same without the network, which the images stand for: it made them."""
         data = data_fingerprint(self.setup.dataset)
-        return {"about": dict(about), **model, "data": data, "queries": queries}
+        return {"about": dict(about), "data": data, "queries": fingerprint(self.images())}
+
+    def _untrained(self) -> nn.Module:
+        """A network of the same layers."""
+        if self._bare is None:
+            self._bare = self.setup.network(self.seed) if self._network is None else self._network
+        return self._bare
 
     # --- retraining -----------------------------------------------------------------------------
 
@@ -278,7 +318,7 @@ class Study:
 
     def retrain(self, removed: Mapping[str, Tensor], coupled: bool, together: bool) -> None:
         """Retrain without each set of images, known by its key, and regenerate."""
-        everything = torch.arange(length(self.setup.dataset))
+        everything = torch.arange(self._total)
         keeps = {key: everything[~torch.isin(everything, one)] for key, one in removed.items()}
         for key, network in self.networks(keeps, coupled, together):
             images = self.setup.generated(network, self.seed, self.queries)

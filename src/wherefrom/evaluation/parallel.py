@@ -30,7 +30,8 @@ from .experiments import Data, Experiment
 from .metrics import available
 from .one_seed import Study
 from .results import Results
-from .study import slug
+from .setup import Setup
+from .study import Evaluation, slug
 
 Stage = Literal["train", "fit", "score", "part", "compare"]
 
@@ -55,9 +56,12 @@ class Job(NamedTuple):
         )
 
 
-def jobs(seeds: Sequence[int], methods: Sequence[str], queries: int) -> dict[Job, set[Job]]:
-    """Every job, and those that must be done before it."""
-    needs: dict[Job, set[Job]] = {}
+Jobs = dict[Job, set[Job]]  # every job, and those that must be done before it
+
+
+def jobs(seeds: Sequence[int], methods: Sequence[str], queries: int) -> Jobs:
+    """All that there are for these seeds and methods."""
+    needs: Jobs = {}
     for seed in seeds:
         trained = Job("train", seed)
         needs[trained] = set()
@@ -102,11 +106,13 @@ def evaluate_in_parallel(
     names, setup = list(experiment.methods(methods)), experiment.setup(data)
     check_asked(setup, seeds, experiment.fractions, experiment.controls, experiment.batch_size)
     available(experiment.metrics)  # refuses a wrong name
-    claimed(setup, folder, experiment.queries, experiment.coupled)
-    waiting = jobs(seeds, names, experiment.queries)
+    evaluation = claimed(setup, folder, experiment.queries, experiment.coupled)
+    waiting, done = jobs(seeds, names, experiment.queries), set[Job]()
+    for job in _needless(experiment, evaluation, setup, seeds, waiting):
+        done.add(job)
+        del waiting[job]
     context = multiprocessing.get_context("spawn")
     running: dict[Job, BaseProcess] = {}
-    done: set[Job] = set()
     threads = max(1, (os.cpu_count() or 1) // processes)
     try:
         while waiting or running:
@@ -136,6 +142,22 @@ def evaluate_in_parallel(
             process.join()
     # nothing is left to compute: the rows of all seeds
     return experiment.run(folder, data, seeds, methods)
+
+
+def _needless(
+    experiment: Experiment, evaluation: Evaluation, setup: Setup, seeds: Sequence[int], asked: Jobs
+) -> list[Job]:
+    """The jobs of methods whose finds are kept, and of networks that none but these would need."""
+    needless: list[Job] = []
+    for seed in seeds:
+        study = Study(setup, evaluation, seed, experiment.queries)
+        mine = [job for job in asked if job.seed == seed and job.method]
+        names = dict.fromkeys(job.method for job in mine)
+        found = {one: study.found(one, experiment.methods([one])[one]) for one in names}
+        needless += [job for job in mine if found[job.method]]
+        if all(found.values()) and study.files.queries().state:
+            needless.append(Job("train", seed))
+    return needless
 
 
 def _work(

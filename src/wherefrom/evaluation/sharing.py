@@ -42,12 +42,16 @@ class Studies:
         self.seeds, self.coupled, self.together = seeds, coupled, together
         self.of = lru_cache(1)(make)  # one network at a time is held
 
-    def train(self, controls: Mapping[int, Sequence[Removal]]) -> None:
+    def train(
+        self, controls: Mapping[int, Sequence[Removal]], methods: Mapping[str, Method] | None = None
+    ) -> None:
         """Train the networks that see everything, and generate their images. A process for which
         none is left retrains one of the controls meanwhile, which needs no other network.
+        `methods`: where all of them were found with, no network is needed any more.
         """
         removed = _by_key(controls)
-        missing = [seed for seed in self.seeds if not self.of(seed).files.queries().state]
+        needed = [seed for seed in self.seeds if not self._found(seed, methods)]
+        missing = [seed for seed in needed if not self.of(seed).files.queries().state]
         spare = max(0, share().world - len(missing)) if missing else 0
         early = [(seed, key) for seed, keys in self._pending(removed).items() for key in keys]
 
@@ -58,18 +62,29 @@ class Studies:
             else:
                 self.of(seed).trained()
 
-        there = [seed for seed in self.seeds if seed not in missing]
+        there = [seed for seed in needed if seed not in missing]
         full = [(seed, "") for seed in [*missing, *there]]
         deal([*full[: len(missing)], *early[:spare], *full[len(missing) :]], _TRAINING, work)
 
-    def score(self, methods: Mapping[str, Method]) -> dict[int, dict[str, str]]:
+    def _found(self, seed: int, methods: Mapping[str, Method] | None) -> bool:
+        """Whether nothing has to be scored in a seed."""
+        study = self.of(seed)
+        if methods is None or not study.files.queries().state:
+            return False
+        return all(study.found(name, method) for name, method in methods.items())
+
+    def score(
+        self, methods: Mapping[str, Method], finds_do: bool = False
+    ) -> dict[int, dict[str, str]]:
         """Compute the scores of every method; by seed and name, the settings that they are known
-        by.
+        by. `finds_do`: a method whose finds are kept needs no scores.
         """
         parts = min(share().world, self.of(self.seeds[0]).queries)
 
         def begin(job: tuple[int, str]) -> tuple[str, float | None]:
-            return self.of(job[0]).scored_or_fitted(job[1], methods[job[1]], parts)
+            study, method = self.of(job[0]), methods[job[1]]
+            settings = study.found(job[1], method) if finds_do else None
+            return (settings, None) if settings else study.scored_or_fitted(job[1], method, parts)
 
         def go_on(job: tuple[int, str, int]) -> None:
             seed, name, part = job

@@ -16,12 +16,14 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder, there
 from ..artefacts.identity import fingerprint
 from ..artefacts.lock import locked
+from ..attribution.top import both_ends
 from ..errors import WherefromError
 from ..running.ranks import share
+from .finds import Finds
 from .results import Results
 
 _EVALUATION, _SCORES, _IMAGES = "evaluation", "table of scores", "set of generated images"
-_REMOVED = "list of removals"
+_REMOVED, _FINDS = "list of removals", "list of finds"
 
 
 class Cost(NamedTuple):
@@ -186,16 +188,48 @@ class SeedFolder:
     def _scores(self, name: str, settings: str) -> Path:
         return self.folder / "scores" / _named(name, settings)
 
+    # --- what was found -------------------------------------------------------------------------
+
+    def claim_finds(self, name: str, settings: str, identity: Mapping[str, Any]) -> Artefact:
+        """What a method of these settings found, there or to be written down."""
+        return Artefact.claim(self._finds(name, settings), _FINDS, identity)
+
+    def keep_finds(
+        self, kept: Artefact, name: str, settings: str, seconds: Mapping[str, float], found: Finds
+    ) -> None:
+        """Write down what a method found, with what it took."""
+        places = [self.method(name, settings), self.method(name)]
+        own = next((place for place in places if place.exists()), None)
+        files = [] if own is None else [path for path in own.rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        found.keep(kept, {"method": name, "seconds": dict(seconds), "bytes": size})
+
+    def finds(self, name: str, settings: str) -> Finds | None:
+        """What a method of these settings found, if it was run."""
+        place = self._finds(name, settings)
+        return Finds.read(Artefact.open(place, _FINDS)) if there(place) else None
+
+    def best(self, name: str, settings: str, size: int) -> Tensor | None:
+        """The first so many training images of each query, [Q, size], by what is listed of them, or
+        by all scores where that does not go so far; None: neither is there.
+        """
+        found = self.finds(name, settings)
+        if found is not None and found.indices.shape[1] >= size:
+            return found.indices[:, :size]
+        if self.has_scores(name, settings):
+            return both_ends(self.scores(name, settings), size).indices
+        return None
+
     def cost(self, name: str, settings: str) -> Cost | None:
         """What a method took, if it was run."""
-        if not self.has_scores(name, settings):
+        place = self._finds(name, settings)
+        if not there(place):
             return None
-        seconds = Artefact.open(self._scores(name, settings), _SCORES).state["seconds"]
-        kept = [
-            place for place in (self.method(name, settings), self.method(name)) if place.exists()
-        ]
-        files = (path for place in kept[:1] for path in place.rglob("*") if path.is_file())
-        return Cost(seconds["fit"], seconds["score"], sum(path.stat().st_size for path in files))
+        state = Artefact.open(place, _FINDS).state
+        return Cost(state["seconds"]["fit"], state["seconds"]["score"], state["bytes"])
+
+    def _finds(self, name: str, settings: str) -> Path:
+        return self.folder / "finds" / _named(name, settings)
 
     def _read(self, artefact: Artefact, name: str) -> Tensor:
         if not artefact.state:

@@ -83,49 +83,50 @@ def image_grid(path: str | os.PathLike[str], rows: Mapping[str, Tensor], title: 
     write(figure, path)
 
 
+Points = Mapping[str, tuple[float, float, float]]  # by name: x, y, error of y
+
+
 def scatter(
-    path: str | os.PathLike[str],
-    points: Mapping[str, tuple[float, float, float]],
-    across: str,
-    up: str,
-    line: float,
+    path: str | os.PathLike[str], panels: Mapping[str, Points], up: str, line: float
 ) -> None:
-    """Named points (x, y, error of y) on a logarithmic x, with a dotted line at one height."""
+    """Named points on a logarithmic x, with a dotted line at one height: a panel for each x, by
+    what it is.
+    """
     need("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * len(panels), 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    labels = []
+    for axis, (across, points) in zip(axes, panels.items(), strict=True):
+        for name, (x, y, error) in points.items():
+            color = "tab:blue" if name.startswith("TID") else "0.4"
+            axis.errorbar(x, y, yerr=error or None, fmt="o", color=color, capsize=2)
+        axis.axhline(line, color="tab:orange", linestyle=":")
+        axis.set(xscale="log", xlabel=across)
+        axis.spines[["top", "right"]].set_visible(False)
+        labels.append([_label(axis, name, point) for name, point in points.items()])
+    axes[0].set_ylabel(up)
+    figure.canvas.draw()  # from here on it is known how large labels are
+    for axis, points, some in zip(axes, panels.values(), labels, strict=True):
+        _spread(axis, points, some)
+    write(figure, path)
+
+
+def _label(axis: Any, name: str, point: tuple[float, float, float]) -> Any:
+    """A point's name, with a line from it to the point."""
+    leader = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
+    return axis.annotate(
+        name, point[:2], (5, 4), textcoords="offset points", fontsize=8, arrowprops=leader
+    )
+
+
+def _spread(axis: Any, points: Points, labels: Sequence[Any]) -> None:
+    """Move labels to where they cover least of points and of one another."""
     from matplotlib.transforms import Bbox
 
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    for name, (x, y, error) in points.items():
-        axis.errorbar(
-            x,
-            y,
-            yerr=error or None,
-            fmt="o",
-            color="tab:blue" if name.startswith("TID") else "0.4",
-            capsize=2,
-        )
-    axis.axhline(line, color="tab:orange", linestyle=":")
-    axis.set(xscale="log", xlabel=across, ylabel=up)
-    axis.spines[["top", "right"]].set_visible(False)
-    # from a label to its point
-    leader = {
-        "arrowstyle": "-",
-        "color": "0.6",
-        "linewidth": 0.6,
-        "shrinkA": 0,
-        "shrinkB": 4,
-    }
-    labels = [
-        axis.annotate(
-            name, (x, y), (5, 4), textcoords="offset points", fontsize=8, arrowprops=leader
-        )
-        for name, (x, y, _) in points.items()
-    ]
-    figure.canvas.draw()  # from here on it is known how large labels are
     taken: list[Any] = []
     for x, y, error in points.values():
         (across_at, low), (_, middle), (_, high) = (
@@ -141,14 +142,13 @@ def scatter(
         inside = {
             place: box
             for place, box in boxes.items()
-            if box.x0 > axis.bbox.x0 and box.x1 < figure.bbox.x1
+            if box.x0 > axis.bbox.x0 and box.x1 < axis.bbox.x1
         }
         overlaps = {
             place: sum(box.overlaps(other) for other in taken)
             for place, box in (inside or boxes).items()
         }
         taken.append(_put(label, min(overlaps, key=overlaps.__getitem__)))
-    write(figure, path)
 
 
 def _put(label: Any, place: tuple[int, int]) -> Any:

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..attribution.top import both_ends
 from ..data.items import Dataset, split
 from ..errors import WherefromError
+from ..evaluation.finds import Finds
 from .figures import Found, attribution_rows, image_grid, scatter
 from .tables import Tables
 
 _SHOWN = 8  # images in a row
+_INSTANT = 1e-3  # seconds: what takes less is nothing, which no logarithm has
 _FINDS = 3  # of each image, where its regeneration is shown beside them
 _QUERIES = 2  # whose finds are shown, a row for each method
 
@@ -47,18 +48,16 @@ def found(
     queries = tables.evaluation.seed(seed).images()[:_QUERIES]
     shown = {}
     for name in methods or tables.methods:
-        scores = tables.scores(seed, name)
-        if scores is None:
-            raise WherefromError(
-                f"{tables.evaluation.folder} has no scores of {name} for seed {seed}"
-            )
-        hits = both_ends(scores[: len(queries)], _SHOWN)
+        hits = _finds(tables, seed, name)
+        some = slice(len(queries)), slice(_SHOWN)
+        most, least = hits.indices[some], hits.least_indices[some]
         captions = [
-            ([f"#{index}" for index in most], [f"#{index}" for index in least])
-            for most, least in zip(hits.indices.tolist(), hits.least_indices.tolist(), strict=True)
+            ([f"#{index}" for index in ours], [f"#{index}" for index in theirs])
+            for ours, theirs in zip(most.tolist(), least.tolist(), strict=True)
         ]
-        images = _images(dataset, hits.indices), _images(dataset, hits.least_indices)
-        shown[name] = Found(*images, captions, (hits.standardised, hits.least_standardised))
+        stand = hits.standardised[some], hits.least_standardised[some]
+        images = _images(dataset, most), _images(dataset, least)
+        shown[name] = Found(*images, captions, stand)
     attribution_rows(path, queries, shown, f"which training images made these? (seed {seed})")
 
 
@@ -81,10 +80,8 @@ def removed(
         )
     best = max(tables.methods, key=lambda one: tables.results.mean_auc(one, tables.fraction).mean)
     name, files = method or best, tables.evaluation.seed(seed)
-    scores = tables.scores(seed, name)
-    if scores is None:
-        raise WherefromError(f"{tables.evaluation.folder} has no scores of {name} for seed {seed}")
-    finds = _images(dataset, both_ends(scores[:_SHOWN], _FINDS).indices)  # [Q, finds, C, H, W]
+    first = _finds(tables, seed, name).indices[:_SHOWN, :_FINDS]
+    finds = _images(dataset, first)  # [Q, finds, C, H, W]
     rows = {"original": files.images()[:_SHOWN]}
     rows |= {f"found {place + 1}": finds[:, place] for place in range(finds.shape[1])}
     rows["without what was found"] = files.images_after(name, tables.fraction)[:_SHOWN]
@@ -93,23 +90,28 @@ def removed(
 
 
 def accuracy_and_cost(tables: Tables, path: Path) -> None:
-    """The mean AUC of each method against the seconds that a query takes; methods whose scores are
-    not in the folder, and with them their seconds, are left out.
+    """The mean AUC of each method against the seconds that a query takes, and against those that
+    are taken once before; methods whose finds are not in the folder, and with them their seconds,
+    are left out.
     """
-    points = {}
+    each, once = {}, {}
     for name in tables.methods:
         value, cost = tables.results.mean_auc(name, tables.fraction), tables.cost(name)
         if cost is not None:
-            points[name] = (cost[1], value.mean, value.error if value.count > 1 else 0.0)
-    if not points:
-        raise WherefromError(f"{tables.evaluation.folder} has no scores of any method")
-    scatter(
-        path,
-        points,
-        "seconds a query, everything else done",
-        "mean AUC against random removal",
-        line=0.5,
-    )
+            height = value.mean, value.error if value.count > 1 else 0.0
+            each[name] = (cost[1], *height)
+            once[name] = (max(cost[0], _INSTANT), *height)
+    if not each:
+        raise WherefromError(f"{tables.evaluation.folder} has no finds of any method")
+    panels = {"seconds a query, everything else done": each, "seconds before the first": once}
+    scatter(path, panels, "mean AUC against random removal", line=0.5)
+
+
+def _finds(tables: Tables, seed: int, method: str) -> Finds:
+    found = tables.finds(seed, method)
+    if found is None:
+        raise WherefromError(f"{tables.evaluation.folder} has no finds of {method} for seed {seed}")
+    return found
 
 
 def _images(dataset: Dataset, indices: Tensor) -> Tensor:

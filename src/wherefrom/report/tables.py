@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..attribution.top import both_ends
 from ..baselines.ablations import ablations as every_ablation
 from ..errors import WherefromError
+from ..evaluation.finds import Finds
 from ..evaluation.lds import LDS
 from ..evaluation.nearest import Nearest
 from ..evaluation.results import Results
@@ -28,6 +28,7 @@ from ..evaluation.statistics import (
     stray,
 )
 from ..evaluation.study import Evaluation
+from .angle import angle_table, angled
 from .nearest import nearest_table
 from .table import Table, estimated, number, seeds_said, signed, within
 
@@ -266,13 +267,17 @@ class Tables:
         files, settings = self.evaluation.seed(seed), self.results.settings(method, self.fraction)
         return files.scores(method, settings) if files.has_scores(method, settings) else None
 
+    def finds(self, seed: int, method: str) -> Finds | None:
+        """What a method found in a seed, if it was run there."""
+        settings = self.results.settings(method, self.fraction)
+        return self.evaluation.seed(seed).finds(method, settings)
+
     def _found(self, seed: int, method: str) -> Tensor | None:
         """1 where a training image is among a query's finds, [Q, N]."""
-        scores = self.scores(seed, method)
-        if scores is None:
-            return None
-        finds = both_ends(scores, budget(scores.shape[1], self.fraction)).indices
-        return torch.zeros(scores.shape).scatter_(1, finds, 1.0)
+        settings, images = self.results.settings(method, self.fraction), self.settings["images"]
+        files = self.evaluation.seed(seed)
+        best = files.best(method, settings, budget(images, self.fraction))
+        return None if best is None else torch.zeros(len(best), images).scatter_(1, best, 1.0)
 
     def costs(self) -> Table:
         """What each method took in this evaluation: seconds once and for all queries, and megabytes
@@ -282,7 +287,7 @@ class Tables:
         for method in self.results.methods:
             cost = self.cost(method)
             if cost is None:
-                raise WherefromError(f"{self.evaluation.folder} has no scores of {method}")
+                raise WherefromError(f"{self.evaluation.folder} has no finds of {method}")
             rows.append([method, f"{cost[0]:.1f}", f"{cost[1]:.2f}", f"{cost[2]:.1f}"])
         return Table(
             "What attribution took, means over seeds",
@@ -291,8 +296,8 @@ class Tables:
         )
 
     def cost(self, method: str) -> tuple[float, float, float] | None:
-        """Seconds once, seconds a query, megabytes on disk: means over the seeds whose scores are
-        there, if any are.
+        """Seconds once, seconds a query, megabytes on disk: means over the seeds that have them, if
+        any has.
         """
         settings, queries = self.results.settings(method, self.fraction), self.settings["queries"]
         costs = [self.evaluation.seed(seed).cost(method, settings) for seed in self.seeds]
@@ -302,6 +307,10 @@ class Tables:
         once, each, size = (sum(values) / len(found) for values in zip(*found, strict=True))
         return once, each, size
 
+    def angle(self) -> Table:
+        """What the angle is worth to the methods that were run with and without it."""
+        return angle_table(self.results, self.fraction, self._words())
+
     def nearest(self) -> Table:
         """What a person can see: whether pictures have another nearest training image."""
         found = Nearest.load(self.evaluation.nearest_table)
@@ -309,17 +318,19 @@ class Tables:
 
     def all(self) -> dict[str, Callable[[], Table]]:
         """How to make every table, by the name of its file; that of ablations only where a seed has
-        some, that against TID only where TID was run, that of nearest images only where they were
-        looked for.
+        some, that against TID only where TID was run, that of the angle only where a method was run
+        with and without it, that of nearest images only where they were looked for.
         """
         names, seeds = self._ablated()
         ablated = {"ablations": self.ablations} if seeds and _ABLATIONS & set(names) else {}
         against = {"against": self.against} if "TID" in self.methods else {}
+        angle = {"angle": self.angle} if angled(self.results.methods) else {}
         seen = {"nearest": self.nearest} if self.evaluation.nearest_table.exists() else {}
         return {
             **against,
             "auc": self.auc,
             **ablated,
+            **angle,
             "ratios": self.ratios,
             "removals": self.removals,
             "budgets": self.budgets,
