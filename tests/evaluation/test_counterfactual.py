@@ -487,6 +487,7 @@ def test_queries_that_the_model_did_not_generate_are_warned_of(tmp_path: Path) -
     assert len(results.similarities("pixel", results.metrics[0], 0.02)[0]) == 3
 
 
+@pytest.mark.usefixtures("no_wheels")
 def test_a_metric_whose_weights_are_missing_is_said_and_the_others_run(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="st-lpips|ST-LPIPS|stlpips"):
         results = counterfactual(

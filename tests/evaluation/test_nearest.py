@@ -131,6 +131,7 @@ def test_embeddings_are_compared_too_and_their_vectors_made_once(
     assert not asked
 
 
+@pytest.mark.usefixtures("no_wheels")
 def test_a_similarity_without_its_weights_is_left_out_with_a_warning(folder: Path) -> None:
     with pytest.warns(UserWarning, match="AugNet"):
         assert nearest(folder, SMALL).kinds == ["pixels"]
