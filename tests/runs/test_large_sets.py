@@ -19,6 +19,7 @@ from pipelines import WORDS, saved_world
 from tiny_runs import pictures, small_preset
 from wherefrom.cli.begin import init
 from wherefrom.data.tars import Tars
+from wherefrom.errors import WherefromError
 from wherefrom.runs.beginning import begin
 from wherefrom.runs.run import Run
 
@@ -75,6 +76,15 @@ def test_a_run_of_pixels_finds_the_same_in_a_folder_in_tars_and_in_parquet(
         found.append(best(run, query))
     assert found[0].equal(found[1])
     assert found[0].equal(found[2])
+
+
+@pytest.mark.parametrize("key", ["tars", "parquet"])
+def test_files_that_are_not_on_this_machine_are_refused_by_their_address(
+    key: str, tmp_path: Path
+) -> None:
+    data = {key: "s3://bucket/{0..9}", "labels": False}
+    with pytest.raises(WherefromError, match=r"^s3://bucket/\{0\.\.9\} .*copy it here first"):
+        begin(tmp_path, {"model": {"preset": "digits"}, "data": data})
 
 
 def test_a_pipeline_takes_captions_out_of_tars(

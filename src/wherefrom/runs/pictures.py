@@ -13,6 +13,7 @@ from ..data.digits import digits
 from ..data.folder import Folder, folder
 from ..data.items import Dataset
 from ..data.parquet import parquet
+from ..data.shards import is_elsewhere
 from ..data.sidecars import CAPTION_COLUMNS, captions_of, metadata_columns
 from ..data.stamps import stamps
 from ..data.tars import tars
@@ -52,11 +53,16 @@ def images_of(data: DataTable, place: Path, size: Any, channels: int) -> tuple[D
 def pictures_of(data: DataTable, place: Path, size: Any = None, channels: int = 3) -> Shown:
     """The training images that are files, or in files."""
     if data.tars is not None:
-        return tars(below(place, data.tars), size=size, channels=channels)
+        return tars(_files(data.tars, place), size=size, channels=channels)
     if data.parquet is not None:
-        return parquet(below(place, data.parquet), size=size, channels=channels)
+        return parquet(_files(data.parquet, place), size=size, channels=channels)
     assert data.images is not None
     return folder(below(place, data.images), size, channels, data.labels)
+
+
+def _files(named: str, place: Path) -> str | Path:
+    """As a run.toml names them; an address stays one, and is refused as such."""
+    return named if is_elsewhere(named) else below(place, named)
 
 
 def named_images(settings: Settings, place: Path) -> tuple[Dataset, list[str] | None]:
