@@ -201,10 +201,12 @@ class TID(Attributor):
         chunk = max(size, min(_SCORES // len(queries), _PIXELS // pixels))
         groups = range(0, len(queries), group)
         own = self.self_kernels(dataset)
+        here = share()
+        label = "scoring" if here.apart else here.part_of("scoring")  # shards have no part in it
         probe.prepare(size, count * len(groups))
         passed = (list(places[start : start + chunk]) for start in range(0, count, chunk))
         with (
-            bar(count * draws * len(groups), share().part_of("scoring"), "image") as progress,
+            bar(count * draws * len(groups), label, "image") as progress,
             probe.ahead(dataset, passed) as read,
         ):
             for start in range(0, count, chunk):
