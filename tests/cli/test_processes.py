@@ -125,7 +125,7 @@ def test_what_is_one_processs_work_is_refused_to_several_by_the_first(
 @pytest.mark.parametrize(
     ("variables", "wrong"),
     [
-        ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR, MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "2"}, "2 processes, without RANK, MASTER_ADDR, MASTER_PORT:"),
         ({**TOGETHER, "RANK": "4"}, "RANK is 4 of WORLD_SIZE 4"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
     ],

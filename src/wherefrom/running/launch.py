@@ -39,8 +39,8 @@ def launched() -> Launched:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise WherefromError(
-            f"WORLD_SIZE says that this is one of {world} processes, and {', '.join(missing)} is "
-            "not set: start it with torchrun, or unset WORLD_SIZE for one process"
+            f"WORLD_SIZE says that this is one of {world} processes, without {', '.join(missing)}: "
+            "start it with torchrun, or unset WORLD_SIZE for one process"
         )
     rank = _variable("RANK", 0)
     if not 0 <= rank < world:

@@ -16,6 +16,7 @@ from ..data.parquet import parquet
 from ..data.shards import is_elsewhere
 from ..data.sidecars import CAPTION_COLUMNS, captions_of, metadata_columns
 from ..data.stamps import stamps
+from ..data.tar_index import Unwritable
 from ..data.tars import tars
 from .networks import below
 from .settings import DataTable, Settings
@@ -53,7 +54,11 @@ def images_of(data: DataTable, place: Path, size: Any, channels: int) -> tuple[D
 def pictures_of(data: DataTable, place: Path, size: Any = None, channels: int = 3) -> Shown:
     """The training images that are files, or in files."""
     if data.tars is not None:
-        return tars(_files(data.tars, place), size=size, channels=channels)
+        named = _files(data.tars, place)
+        try:
+            return tars(named, size=size, channels=channels)
+        except Unwritable:  # other people's tars, as on a cluster
+            return tars(named, size=size, channels=channels, index=place / "tar-index")
     if data.parquet is not None:
         return parquet(_files(data.parquet, place), size=size, channels=channels)
     assert data.images is not None
