@@ -206,6 +206,13 @@ def test_a_student_is_taught_whole_and_embeds_in_shards(run: Path) -> None:
     assert "20 images" in asked("distill", run)
 
 
+def test_a_network_is_trained_whole_before_shards(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert CliRunner().invoke(app, ["init", str(run), "--preset", "digits"]).exit_code == 0
+    refused = asked("fit", run, "--shard", "0/2", status=1)
+    assert refused.strip().endswith(f"is not done in shards: run `wherefrom train {run}`")
+
+
 def test_a_shard_that_is_missing_or_not_finished_is_named(run: Path) -> None:
     asked("fit", run, "--shard", "1/4")
     assert "15 of 20 items of the curvature" in (said := asked("merge", run, status=1))
