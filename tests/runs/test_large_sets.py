@@ -89,7 +89,9 @@ def test_of_tars_in_a_folder_that_cannot_be_written_to_the_run_keeps_the_indexes
     access = os.access
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != shared and access(path, mode))
     data = {"tars": str(shared / "a.tar"), "labels": False}
-    begin(tmp_path / "run", {"model": {"preset": "digits"}, "data": data, **SMALL, "train": BRIEF})
+    monkeypatch.chdir(tmp_path)
+    begin(Path("run"), {"model": {"preset": "digits"}, "data": data, **SMALL, "train": BRIEF})
+    assert {one.name for one in tmp_path.iterdir()} == {"pictures", "run", "shared"}
     Run.open(tmp_path / "run", "cpu").train()
     assert [one.name for one in shared.iterdir()] == ["a.tar"]
     assert len(list((tmp_path / "run/tar-index").glob("a.tar.*.index"))) == 1

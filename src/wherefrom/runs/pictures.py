@@ -5,6 +5,7 @@ set, and the captions that a pipeline takes with them.
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..data.cifar import cifar10
@@ -17,9 +18,10 @@ from ..data.shards import is_elsewhere
 from ..data.sidecars import CAPTION_COLUMNS, captions_of, metadata_columns
 from ..data.stamps import stamps
 from ..data.tar_index import Unwritable
-from ..data.tars import tars
+from ..data.tars import Tars, tars
 from .networks import below
 from .settings import DataTable, Settings
+from .toml import NAME
 
 _CIFAR10 = [
     "airplane",
@@ -54,15 +56,24 @@ def images_of(data: DataTable, place: Path, size: Any, channels: int) -> tuple[D
 def pictures_of(data: DataTable, place: Path, size: Any = None, channels: int = 3) -> Shown:
     """The training images that are files, or in files."""
     if data.tars is not None:
-        named = _files(data.tars, place)
-        try:
-            return tars(named, size=size, channels=channels)
-        except Unwritable:  # other people's tars, as on a cluster
-            return tars(named, size=size, channels=channels, index=place / "tar-index")
+        return _in_tars(_files(data.tars, place), place, size, channels)
     if data.parquet is not None:
         return parquet(_files(data.parquet, place), size=size, channels=channels)
     assert data.images is not None
     return folder(below(place, data.images), size, channels, data.labels)
+
+
+def _in_tars(named: str | Path, place: Path, size: Any, channels: int) -> Tars:
+    """Tars, whose indexes lie beside them, or in the run's folder where other people's tars may not
+    be written to; before there is a run, for as long as they are looked at.
+    """
+    try:
+        return tars(named, size=size, channels=channels)
+    except Unwritable:
+        if (place / NAME).is_file():
+            return tars(named, size=size, channels=channels, index=place / "tar-index")
+    with TemporaryDirectory(ignore_cleanup_errors=True) as brief:
+        return tars(named, size=size, channels=channels, index=brief)
 
 
 def _files(named: str, place: Path) -> str | Path:
