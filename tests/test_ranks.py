@@ -156,6 +156,15 @@ def test_what_is_missing_is_made_by_a_process_alone(tmp_path: Path) -> None:
     assert torch.equal(index.store.vectors(range(23)), plain.store.vectors(range(23)))
 
 
+def test_a_shard_that_is_kept_nowhere_is_refused_before_it_is_made() -> None:
+    tid, data, _ = work.made()
+    with shard(0, 3), pytest.raises(wherefrom.WherefromError, match="of the curvature in a folder"):
+        tid.fit(data, 4)
+    tid.fit(data, 4)
+    with shard(0, 3), pytest.raises(wherefrom.WherefromError, match="of the index in a folder"):
+        tid.index(data, dim=64, batch_size=4)
+
+
 def test_parts_that_hold_the_same_image_are_refused(tmp_path: Path) -> None:
     for number, of in ((0, 3), (0, 2)):
         part, data, _ = work.made()

@@ -72,21 +72,33 @@ def hits(said: str) -> list[tuple[str, float]]:
 # --- torchrun -------------------------------------------------------------------------------------
 
 
-def test_torchrun_finds_what_one_process_finds_and_speaks_once(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "alone")
-    words = ["--method", "tid", "--json", "--top-k", "5", "--device", "cpu"]
+def by_two(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that torchrun starts in two processes."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    asked_for = ["-m", "wherefrom", "attribute", str(run), str(image(run)), *words]
     path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, *torchrun, *asked_for],
+    return subprocess.run(
+        [sys.executable, *torchrun, "-m", "wherefrom", *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )
+
+
+def test_what_is_amiss_in_all_processes_is_said_once(run: Path) -> None:
+    done = by_two("attribute", str(run), "missing.png", "--device", "cpu")
+    assert done.returncode == 1
+    assert done.stderr.count("there is no file missing.png") == 1
+
+
+def test_torchrun_finds_what_one_process_finds_and_speaks_once(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "alone")
+    words = ["--method", "tid", "--json", "--top-k", "5", "--device", "cpu"]
+    done = by_two("attribute", str(run), str(image(run)), *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("fitting the curvature (20 images, 2 draws): done") == 1
+    assert done.stderr.count("curvature (process 0 of 2): 20 of 20 images") == 1  # half of 2 x 20
+    assert "(process 1 of 2)" not in done.stderr
     alone = hits(asked("attribute", tmp_path / "alone", image(run), *words[:-2]))
     together = hits(done.stdout)  # JSON alone: the second process says nothing
     assert [name for name, _ in together] == [name for name, _ in alone]
@@ -97,20 +109,23 @@ def test_torchrun_finds_what_one_process_finds_and_speaks_once(run: Path, tmp_pa
 
 
 @pytest.mark.parametrize("command", ["generate", "info", "merge", "plan", "report"])
-def test_what_is_one_processs_work_is_refused_to_several(
+def test_what_is_one_processs_work_is_refused_to_several_by_the_first(
     command: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in TOGETHER.items():
-        monkeypatch.setenv(name, value)
-    result = CliRunner().invoke(app, [command, str(run)])
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"wherefrom (process 1 of 4): {command} is one process's work")
+    refusals = {"0": f"wherefrom (process 0 of 4): {command} is one process's work", "1": ""}
+    for rank, refusal in refusals.items():
+        for name, value in {**TOGETHER, "RANK": rank}.items():
+            monkeypatch.setenv(name, value)
+        result = CliRunner().invoke(app, [command, str(run)])
+        assert result.exit_code == 1
+        assert result.stderr.startswith(refusal)
+        assert bool(result.stderr) == bool(refusal)
 
 
 @pytest.mark.parametrize(
     ("variables", "wrong"),
     [
-        ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR, MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "2"}, "2 processes, without RANK, MASTER_ADDR, MASTER_PORT:"),
         ({**TOGETHER, "RANK": "4"}, "RANK is 4 of WORLD_SIZE 4"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
     ],
@@ -189,6 +204,13 @@ def test_a_student_is_taught_whole_and_embeds_in_shards(run: Path) -> None:
         asked("distill", run, "--shard", f"{number}/2")
     assert "the bank" in asked("merge", run)
     assert "20 images" in asked("distill", run)
+
+
+def test_a_network_is_trained_whole_before_shards(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert CliRunner().invoke(app, ["init", str(run), "--preset", "digits"]).exit_code == 0
+    refused = asked("fit", run, "--shard", "0/2", status=1)
+    assert refused.strip().endswith(f"is not done in shards: run `wherefrom train {run}`")
 
 
 def test_a_shard_that_is_missing_or_not_finished_is_named(run: Path) -> None:

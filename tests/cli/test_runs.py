@@ -24,6 +24,7 @@ from wherefrom.artefacts import files
 from wherefrom.artefacts.artefact import Artefact, there
 from wherefrom.cli import main
 from wherefrom.cli.app import app
+from wherefrom.cli.verbs import _show_hits
 
 VERBS = [
     "init",
@@ -176,6 +177,17 @@ def test_every_help_has_an_example(verb: str) -> None:
 
 def test_completion_can_be_installed() -> None:
     assert "--install-completion" in asked("--help").stdout
+
+
+def test_what_stands_before_a_name_takes_no_column_from_others(capsys) -> None:
+    columns = {"label": "2", "tar": "0.tar", "folder": "here", "artist": "Ada"}
+    hit = {"rank": 1, "name": "0.tar/7.png", "score": 1.0, "standardised": None, "caption": "a cat"}
+    row = {"query": "q.png", "condition": None, "most_influential": [{**hit, "columns": columns}]}
+    _show_hits(row, "TID")
+    shown = capsys.readouterr().out
+    assert "Ada" in shown
+    assert "here" not in shown
+    assert shown.count("0.tar") == 1
 
 
 # --- init -----------------------------------------------------------------------------------------

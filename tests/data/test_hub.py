@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from wherefrom.data import huggingface
+from wherefrom.data.items import item_shape
 from wherefrom.errors import WherefromError
 
 
@@ -188,3 +189,8 @@ def test_a_name_that_the_hub_does_not_know_is_reported(monkeypatch):
 def test_another_kind_of_object_is_refused():
     with pytest.raises(WherefromError, match=r"the data set is list; give a datasets\.Dataset"):
         huggingface([1, 2])
+
+
+def test_where_items_are_asked_for_rows_are_refused_with_the_way_out():
+    with pytest.raises(WherefromError, match=r"is dict; .*wherefrom\.data\.huggingface\(dataset\)"):
+        item_shape(rows())

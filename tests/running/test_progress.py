@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from wherefrom.running import progress
+from wherefrom.running import progress, ranks
 from wherefrom.running.progress import bar, clock, quiet, told
+from wherefrom.running.ranks import Share
 
 
 class Terminal(io.StringIO):
@@ -108,3 +109,23 @@ def test_what_a_listener_raises_ends_the_work():
 
     with pytest.raises(KeyError), told(enough), bar(2, "scoring") as shown:
         shown.update()
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        (Share(), "scoring: 2 of 2"),
+        (Share(0, 3, joined=True), "scoring (process 0 of 3): 2 of 2"),
+        (Share(1, 3, joined=True), ""),
+        (Share(1, 3), "scoring (shard 1/3): 2 of 2"),
+    ],
+)
+def test_of_a_group_the_first_shows_how_far_its_own_part_is_and_every_shard_does(
+    here: Share, said: str, capsys, monkeypatch
+):
+    monkeypatch.setattr(ranks, "share", lambda: here)
+    with bar(2, here.part_of("scoring")) as shown:
+        shown.update(2)
+    words = capsys.readouterr().err
+    assert words.startswith(said)
+    assert bool(words) == bool(said)

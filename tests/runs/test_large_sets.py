@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipelines import WORDS, saved_world
 from tiny_runs import pictures, small_preset
 from wherefrom.cli.begin import init
 from wherefrom.data.tars import Tars
+from wherefrom.errors import WherefromError
 from wherefrom.runs.beginning import begin
 from wherefrom.runs.run import Run
 
@@ -75,6 +77,33 @@ def test_a_run_of_pixels_finds_the_same_in_a_folder_in_tars_and_in_parquet(
         found.append(best(run, query))
     assert found[0].equal(found[1])
     assert found[0].equal(found[2])
+
+
+def test_of_tars_in_a_folder_that_cannot_be_written_to_the_run_keeps_the_indexes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures(tmp_path / "pictures")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    packed(sorted((tmp_path / "pictures").rglob("*.png")), shared / "a.tar")
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != shared and access(path, mode))
+    data = {"tars": str(shared / "a.tar"), "labels": False}
+    monkeypatch.chdir(tmp_path)
+    begin(Path("run"), {"model": {"preset": "digits"}, "data": data, **SMALL, "train": BRIEF})
+    assert {one.name for one in tmp_path.iterdir()} == {"pictures", "run", "shared"}
+    Run.open(tmp_path / "run", "cpu").train()
+    assert [one.name for one in shared.iterdir()] == ["a.tar"]
+    assert len(list((tmp_path / "run/tar-index").glob("a.tar.*.index"))) == 1
+
+
+@pytest.mark.parametrize("key", ["tars", "parquet"])
+def test_files_that_are_not_on_this_machine_are_refused_by_their_address(
+    key: str, tmp_path: Path
+) -> None:
+    data = {key: "s3://bucket/{0..9}", "labels": False}
+    with pytest.raises(WherefromError, match=r"^s3://bucket/\{0\.\.9\} .*copy it here first"):
+        begin(tmp_path, {"model": {"preset": "digits"}, "data": data})
 
 
 def test_a_pipeline_takes_captions_out_of_tars(

@@ -193,7 +193,8 @@ class Work:
                     task.write(stop_at - _rows(tensors), tensors)
                 made.clear()
 
-        label, unit = f"encoding {task.what}", "image" if task.what == LATENTS else "caption"
+        label = share().part_of(f"encoding {task.what}")
+        unit = "image" if task.what == LATENTS else "caption"
         with (
             bar(task.done + left, label, unit, initial=task.done, delay=2) as progress,
             self._maker(task) as make,

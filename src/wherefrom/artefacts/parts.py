@@ -47,6 +47,15 @@ class PartFolders:
             shutil.rmtree(self._place, ignore_errors=True)
 
 
+def refuse_lost(whole: Artefact, here: Share) -> None:
+    """Refuse to make a shard of what is kept nowhere, before it is made."""
+    if here.apart and whole.folder is None:
+        raise WherefromError(
+            f"a shard keeps its part of the {whole.kind} in a folder, and none is given: name one "
+            "(store=... of a fit, the second argument of an index), or leave the shard"
+        )
+
+
 def refuse_missing(
     what: str, missing: int, count: int, names: Iterable[str], whole: Callable[[Share], bool]
 ) -> None:

@@ -18,7 +18,7 @@ from ..running.ranks import Share, gathered, meet
 from .artefact import Artefact
 from .files import check_folder
 from .lock import only_one
-from .parts import PartFolders, refuse_missing
+from .parts import PartFolders, refuse_lost, refuse_missing
 
 _MAKING = ".making.lock"
 
@@ -48,6 +48,7 @@ class Pieces:
     """
 
     def __init__(self, whole: Artefact, begun: int, count: int, here: Share, of: str = "") -> None:
+        refuse_lost(whole, here)
         self.whole, self.begun, self.count, self.here = whole, begun, count, here
         self._work = f"the {whole.kind}"
         self._what = f"the {of} of {self._work}" if of else self._work

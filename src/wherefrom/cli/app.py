@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import WherefromError
-from ..running.launch import joined, refuse_several
+from ..running.launch import joined, launched, refuse_several
 from . import verbs
 from .begin import init
 from .talk import one_sentence, talking
@@ -31,6 +31,8 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         if found is not None and cmd_name not in SHARED:
+            if not launched().first:  # which says why
+                raise typer.Exit(1)
             refuse_several(cmd_name)
         return found
 

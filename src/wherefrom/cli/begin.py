@@ -23,7 +23,7 @@ def init(
     weights: Annotated[
         str | None, typer.Option(help="Its weights: .safetensors, or what torch.save made.")
     ] = None,
-    entry: Annotated[str | None, typer.Option(help="Of the weights' file, where it has.")] = None,
+    entry: Annotated[str | None, typer.Option(help="Of several in that file, as ema.")] = None,
     process: Annotated[
         str | None, typer.Option(help="Of a factory's network: edm, ddpm, v, sample or flow.")
     ] = None,

@@ -1,5 +1,6 @@
 """What the command line says and where: results on stdout, all other words on stderr, whatever goes
-wrong in one sentence. Of several processes the first speaks; the others say what is amiss.
+wrong in one sentence. Of several processes the first speaks; the others say what is amiss, unless
+one of them has said the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import WherefromError
-from ..running.launch import launched
+from ..running.launch import first_to_say, launched
 from ..running.progress import quiet
 
 _WIDE = 200  # characters of a line where no terminal says how many there are
@@ -54,12 +55,17 @@ def one_sentence() -> Iterator[None]:
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:
         what = str(stop) or "interrupted"
-        typer.echo(f"\n{_who()}: {what}; run the same command again to go on from here", err=True)
+        _say(f"{what}; run the same command again to go on from here", before="\n")
         raise typer.Exit(130) from None
 
 
 def _refuse(sentence: str) -> None:
-    typer.echo(f"{_who()}: {visible(sentence)}", err=True)
+    _say(visible(sentence))
+
+
+def _say(sentence: str, before: str = "") -> None:
+    if first_to_say(sentence):
+        typer.echo(f"{before}{_who()}: {sentence}", err=True)
 
 
 def _who() -> str:
@@ -95,7 +101,7 @@ def _is_seen(letter: str) -> bool:
 
 def _noted(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """A warning as a sentence, without the line of code that it came from."""
-    typer.echo(f"{_who()}: note: {visible(str(message))}", err=True)
+    _say(f"note: {visible(str(message))}")
 
 
 def tell(sentence: str) -> None:

@@ -254,8 +254,8 @@ def _show_hits(row: dict[str, Any], method: str) -> None:
     cond = "" if row["condition"] is None else f" ({row['condition']})"
     title = f"{row['query']}{cond}, by {method}"
     hits = row["most_influential"]
-    # a folder stands before the name already
-    cells = [{"caption": None, **hit["columns"], "folder": None} for hit in hits]
+    # a folder or a tar stands before the name already
+    cells = [{"caption": None, **hit["columns"], "folder": None, "tar": None} for hit in hits]
     cells = [{**one, "caption": hit["caption"]} for one, hit in zip(cells, hits, strict=True)]
     told = [key for key in cells[0] if any(one[key] for one in cells)][:3]
     stands = hits[0]["standardised"] is not None

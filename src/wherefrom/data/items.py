@@ -56,10 +56,14 @@ def split(item: Any, name: str = "an item of the data set") -> tuple[Tensor, Con
     """An item as (x, cond); `name`: what to call it where it is none."""
     x, cond = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
     if not isinstance(x, Tensor):
-        hint = "; images of a pipeline become items with model.queries or model.dataset"
+        hint = ""
+        if hasattr(x, "getbands"):
+            hint = "; images of a pipeline become items with model.queries or model.dataset"
+        elif isinstance(x, dict):
+            hint = "; a data set of Hugging Face gives that by wherefrom.data.huggingface(dataset)"
         raise WherefromError(
             f"{name} is {type(x).__name__}; it must be a tensor [C,H,W] or a pair (tensor, cond)"
-            + (hint if hasattr(x, "getbands") else "")
+            + hint
         )
     check_floating(x, name)
     return x, cond

@@ -43,8 +43,13 @@ def shard_paths(paths: Paths, suffix: str) -> list[Path]:
     return found
 
 
+def is_elsewhere(text: str) -> bool:
+    """Whether it is an address, or webdataset's `pipe:`, and no path."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+]*://|pipe:", text) is not None
+
+
 def _meant(text: str, suffix: str) -> list[Path]:
-    if re.match(r"[a-zA-Z][a-zA-Z0-9+]*://|pipe:", text):
+    if is_elsewhere(text):
         raise WherefromError(
             f"{text} is not on this machine, and items are read by their number: copy it here first"
         )

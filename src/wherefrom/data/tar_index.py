@@ -89,6 +89,10 @@ class TarIndex:
         return total
 
 
+class Unwritable(WherefromError):
+    """Indexes cannot be kept where they were to be."""
+
+
 def index_path(path: Path, folder: str | os.PathLike[str] | None) -> Path:
     """Where the index of a tar is kept: beside it, or in a folder of indexes."""
     if folder is None:
@@ -127,7 +131,7 @@ def _check_writable(folder: Path) -> None:
     place = folder.absolute()
     there = next(one for one in (place, *place.parents) if one.exists())
     if not os.access(there, os.W_OK):
-        raise WherefromError(
+        raise Unwritable(
             f"the index of tars cannot be written to {folder}: give index=folder that can be"
         )
 

@@ -194,7 +194,10 @@ class Curvature:
             own.as_it_began() if len(left) else nullcontext(),
             probe.denoiser.frozen(),
             bar(
-                (len(done) + len(left)) * draws, "curvature", "image", initial=len(done) * draws
+                (len(done) + len(left)) * draws,
+                here.part_of("curvature"),
+                "image",
+                initial=len(done) * draws,
             ) as progress,
             probe.ahead(dataset, (chosen[some].tolist() for some in batched)) as batches,
         ):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact
-from ..artefacts.parts import PARTS, PartFolders, refuse_missing
+from ..artefacts.parts import PARTS, PartFolders, refuse_lost, refuse_missing
 from ..errors import WherefromError
 from ..running.ranks import Share, gathered, meet, summed
 from .moments import Moments
@@ -39,6 +39,7 @@ class Parts:
     """
 
     def __init__(self, whole: Artefact, count: int, here: Share) -> None:
+        refuse_lost(whole, here)
         self.whole, self.count, self.here = whole, count, here
         self._begun = torch.arange(int(whole.state.get("done", 0)))  # by a process alone
         self._folders = PartFolders(whole)

@@ -6,8 +6,10 @@ Reading the variables needs no torch, which takes seconds to import.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -37,8 +39,8 @@ def launched() -> Launched:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise WherefromError(
-            f"WORLD_SIZE says that this is one of {world} processes, and {', '.join(missing)} is "
-            "not set: start it with torchrun, or unset WORLD_SIZE for one process"
+            f"WORLD_SIZE says that this is one of {world} processes, without {', '.join(missing)}: "
+            "start it with torchrun, or unset WORLD_SIZE for one process"
         )
     rank = _variable("RANK", 0)
     if not 0 <= rank < world:
@@ -65,6 +67,19 @@ def refuse_several(command: str) -> None:
         raise WherefromError(
             f"{command} is one process's work: start it without torchrun (or unset WORLD_SIZE)"
         )
+
+
+def first_to_say(sentence: str) -> bool:
+    """Whether no process of this group has said a sentence before; without a group it is so."""
+    dist = sys.modules.get("torch.distributed")  # which nobody imports to speak
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return True
+    said = hashlib.sha256(sentence.encode(errors="surrogatepass")).hexdigest()
+    try:
+        times: int = dist.distributed_c10d._get_default_store().add(f"wherefrom/{said}", 1)
+    except RuntimeError:  # who kept count has ended
+        return True
+    return times == 1
 
 
 @contextmanager
@@ -108,4 +123,4 @@ def joined(device: str | None) -> Iterator[str | None]:
 
 
 def _told_to_end(*_: Any) -> None:
-    raise KeyboardInterrupt("told to end, as a launcher does once another process has ended")
+    raise KeyboardInterrupt("told to end, by a scheduler, or by a launcher since another has ended")

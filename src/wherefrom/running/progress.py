@@ -38,12 +38,14 @@ class Progress(Protocol):
 
 def bar(total: int, label: str, unit: str = "step", initial: int = 0, delay: float = 0) -> Progress:
     """Progress on stderr, shown once `delay` seconds have passed, and not at all where everything
-    is done already.
+    is done already; of the processes of a group by the first alone.
     """
-    listener = _listener.get()
+    from .ranks import share  # torch takes seconds to import, and a help text waits for none
+
+    listener, here = _listener.get(), share()
     if listener is not None:
         return Told(total, label, initial, listener)
-    if _quiet.get() or initial >= total:
+    if _quiet.get() or initial >= total or (here.joined and not here.first):
         return tqdm(total=total, initial=initial, disable=True)
     if not sys.stderr.isatty() and not _notebook():
         return Lines(total, label, unit, initial, delay)

@@ -63,6 +63,13 @@ class Share:
         """As its folder is called."""
         return f"{self.rank}-of-{self.world}"
 
+    def part_of(self, work: str) -> str:
+        """What some work is called of which this process does a part."""
+        if self.alone:
+            return work
+        apart, joined = f"shard {self.rank}/{self.world}", f"process {self.rank} of {self.world}"
+        return f"{work} ({joined if self.joined else apart})"
+
 
 _here: ContextVar[Share | None] = ContextVar("here", default=None)  # inside `shard` or `merging`
 

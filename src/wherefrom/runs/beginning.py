@@ -14,6 +14,7 @@ import torch
 
 from ..artefacts.files import check_folder, exists, save_bytes
 from ..data.described import Described
+from ..data.shards import is_elsewhere
 from ..data.sidecars import captions_of, table_rows
 from ..errors import WherefromError
 from ..models.presets import preset
@@ -126,7 +127,7 @@ def _moved(value: str, place: Path) -> str:
     """A path that counts from the current folder as one that counts from a run's. Both may lie
     below links, of which `..` leads elsewhere than to where one came from.
     """
-    if os.path.isabs(os.path.expanduser(value)):
+    if os.path.isabs(os.path.expanduser(value)) or is_elsewhere(value):
         return value
     real = Path(os.path.relpath(os.path.realpath(Path(value).parent), os.path.realpath(place)))
     moved = (real / Path(value).name).as_posix()

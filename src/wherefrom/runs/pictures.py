@@ -5,6 +5,7 @@ set, and the captions that a pipeline takes with them.
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..data.cifar import cifar10
@@ -13,11 +14,14 @@ from ..data.digits import digits
 from ..data.folder import Folder, folder
 from ..data.items import Dataset
 from ..data.parquet import parquet
+from ..data.shards import is_elsewhere
 from ..data.sidecars import CAPTION_COLUMNS, captions_of, metadata_columns
 from ..data.stamps import stamps
-from ..data.tars import tars
+from ..data.tar_index import Unwritable
+from ..data.tars import Tars, tars
 from .networks import below
 from .settings import DataTable, Settings
+from .toml import NAME
 
 _CIFAR10 = [
     "airplane",
@@ -52,11 +56,29 @@ def images_of(data: DataTable, place: Path, size: Any, channels: int) -> tuple[D
 def pictures_of(data: DataTable, place: Path, size: Any = None, channels: int = 3) -> Shown:
     """The training images that are files, or in files."""
     if data.tars is not None:
-        return tars(below(place, data.tars), size=size, channels=channels)
+        return _in_tars(_files(data.tars, place), place, size, channels)
     if data.parquet is not None:
-        return parquet(below(place, data.parquet), size=size, channels=channels)
+        return parquet(_files(data.parquet, place), size=size, channels=channels)
     assert data.images is not None
     return folder(below(place, data.images), size, channels, data.labels)
+
+
+def _in_tars(named: str | Path, place: Path, size: Any, channels: int) -> Tars:
+    """Tars, whose indexes lie beside them, or in the run's folder where other people's tars may not
+    be written to; before there is a run, for as long as they are looked at.
+    """
+    try:
+        return tars(named, size=size, channels=channels)
+    except Unwritable:
+        if (place / NAME).is_file():
+            return tars(named, size=size, channels=channels, index=place / "tar-index")
+    with TemporaryDirectory(ignore_cleanup_errors=True) as brief:
+        return tars(named, size=size, channels=channels, index=brief)
+
+
+def _files(named: str, place: Path) -> str | Path:
+    """As a run.toml names them; an address stays one, and is refused as such."""
+    return named if is_elsewhere(named) else below(place, named)
 
 
 def named_images(settings: Settings, place: Path) -> tuple[Dataset, list[str] | None]:

@@ -29,6 +29,7 @@ STAGES = ("training", "retraining", "latents", "curvature", "index", "student", 
 _NOTE, _BUSY, _SHARD = "stage.json", ".stage.lock", ".shard-{}.lock"
 # what shards may make, and the folder inside the stage's that their parts are in
 _SHARDED = ("latents", "curvature", "index", "bank")
+_WHOLE = {"training": "train", "student": "distill --student-only"}  # by which command
 _DIGITS = 8  # of a digest, in a folder's name
 
 Tell = Callable[[str], None]
@@ -98,10 +99,9 @@ class Stages:
                 "back"
             )
         if here.apart and name not in _SHARDED:
-            raise WherefromError(
-                f"{words} comes first, and is not done in shards: run the same command without "
-                "--shard until that is done"
-            )
+            command = f"run `wherefrom {_WHOLE.get(name)} {shlex.quote(str(self.folder))}`"
+            way = command if name in _WHOLE else "do it outside of the shard"
+            raise WherefromError(f"{words} comes first, and is not done in shards: {way}")
         if here.merges and not self.parts_of(name, parts):
             raise WherefromError(
                 f"{words} comes first, and no shard has made any of it: make it, and merge then"

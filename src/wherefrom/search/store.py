@@ -227,7 +227,7 @@ class VectorStore:
 
         with (
             Writer() as writer,
-            bar(total, label, "image", initial=total - left) as progress,
+            bar(total, share().part_of(label), "image", initial=total - left) as progress,
             ahead(dataset, batched(spans, step), shape) as batches,
         ):
             for span in spans:

@@ -30,6 +30,7 @@ from ..factors.probe import Precision, Probe, Target
 from ..running.memory import Budget
 from ..running.modes import outside_inference
 from ..running.progress import bar
+from ..running.ranks import share
 from ..search.vectors import Dtype
 from .angle import SelfKernels, Similarity, squared
 from .index import DIM, Index
@@ -94,10 +95,10 @@ class TID(Attributor):
         self.passes = Passes(self.curvature, self.settings)
         self._folder: Folder | None = None  # where the curvature is kept
         self._own: tuple[str, SelfKernels] | None = None  # of the last training set
-        share = denoiser.coverage().share
-        if share < 0.95 and not denoiser.chosen:
+        tracked = denoiser.coverage().share
+        if tracked < 0.95 and not denoiser.chosen:
             say(
-                f"only {100 * share:.1f} % of the network's parameters are tracked; "
+                f"only {100 * tracked:.1f} % of the network's parameters are tracked; "
                 "denoiser.coverage() says what is left out"
             )
 
@@ -200,10 +201,12 @@ class TID(Attributor):
         chunk = max(size, min(_SCORES // len(queries), _PIXELS // pixels))
         groups = range(0, len(queries), group)
         own = self.self_kernels(dataset)
+        here = share()
+        label = "scoring" if here.apart else here.part_of("scoring")  # shards have no part in it
         probe.prepare(size, count * len(groups))
         passed = (list(places[start : start + chunk]) for start in range(0, count, chunk))
         with (
-            bar(count * draws * len(groups), "scoring", "image") as progress,
+            bar(count * draws * len(groups), label, "image") as progress,
             probe.ahead(dataset, passed) as read,
         ):
             for start in range(0, count, chunk):
