@@ -215,6 +215,7 @@ def test_a_network_is_trained_whole_before_shards(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_missing_or_not_finished_is_named(run: Path) -> None:
     asked("fit", run, "--shard", "1/4")
+    assert "begun, not merged: 1/4" in asked("info", run)
     assert "15 of 20 items of the curvature" in (said := asked("merge", run, status=1))
     assert said.strip().endswith("are missing: run --shard 0/4, 2/4, 3/4")
     assert "must be whole" in (said := asked("index", run, "--shard", "0/2", status=1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from ..errors import WherefromError
 from ..running.ranks import Share
@@ -45,6 +46,15 @@ class PartFolders:
         """Take them away."""
         if self._place is not None:
             shutil.rmtree(self._place, ignore_errors=True)
+
+
+def begun_shards(folder: Path) -> list[str]:
+    """The shards that have begun parts of the artefact in a folder, as "0/8", and that nobody has
+    joined.
+    """
+    names = (_NAME.fullmatch(one.name) for one in (folder / PARTS).rglob("*-of-*"))
+    found = sorted({(int(one[2]), int(one[1])) for one in names if one is not None})
+    return [f"{number}/{of}" for of, number in found]
 
 
 def refuse_lost(whole: Artefact, here: Share) -> None:

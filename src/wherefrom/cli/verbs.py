@@ -348,7 +348,7 @@ def info(run: RUN, json_: Json = False) -> None:
     lines = [
         [
             one["stage"],
-            "done" if one["finished"] else "begun",
+            _state(one),
             clock(one["seconds"]),
             shown(one["bytes"]),
             one["folder"],
@@ -362,6 +362,14 @@ def info(run: RUN, json_: Json = False) -> None:
     if missing:
         show(f"not done yet: {', '.join(missing)}")
     show(f"generated images: {said['generated']}, attributions: {said['attributions']}")
+
+
+def _state(stage: dict[str, Any]) -> str:
+    """How far a stage is, in words."""
+    if stage["finished"]:
+        return "done"
+    shards = ", ".join(stage["shards"])
+    return f"begun, not merged: {shards}" if shards else "begun"
 
 
 def report_run(run: Path, names: list[str] | None) -> None:

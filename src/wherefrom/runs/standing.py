@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..artefacts.parts import begun_shards
 from ..errors import WherefromError
 from ..models.presets import preset
 from .kept import Kept
@@ -38,6 +39,7 @@ def info(folder: Path, settings: Settings, stages: Stages) -> dict[str, Any]:
             "stage": one.name,
             "folder": str(one.folder),
             "finished": one.finished,
+            "shards": begun_shards(one.folder / one.name),
             "seconds": round(one.seconds, 2),
             "bytes": sum(file.stat().st_size for file in one.folder.rglob("*") if file.is_file()),
             "of_these_settings": mine,
