@@ -14,7 +14,9 @@ import torch
 import ranked_work as work
 import wherefrom
 from several import together
-from wherefrom.running.ranks import shard, share
+from wherefrom.artefacts.pace import Pace
+from wherefrom.factors.parts import Parts
+from wherefrom.running.ranks import merging, shard, share
 
 
 def found(folder: Path, rank: int, world: int) -> dict[str, Any]:
@@ -156,6 +158,21 @@ def test_what_is_missing_is_made_by_a_process_alone(tmp_path: Path) -> None:
     assert torch.equal(index.store.vectors(range(23)), plain.store.vectors(range(23)))
 
 
+def test_of_more_shards_than_images_some_make_nothing(tmp_path: Path) -> None:
+    _, data, _ = work.made()
+    few = torch.utils.data.Subset(data, [0, 1])  # type: ignore[arg-type, var-annotated]
+    for number in range(5):
+        with shard(number, 5):
+            work.made()[0].fit(few, 4, store=tmp_path / "curvature")
+    with merging():
+        tid = work.made()[0].fit(few, 4, store=tmp_path / "curvature")
+    for number in range(5):
+        with shard(number, 5):
+            tid.index(few, tmp_path / "index", dim=64)
+    with merging():
+        assert len(tid.index(few, tmp_path / "index", dim=64)) == 2
+
+
 def test_parts_that_hold_the_same_image_are_refused(tmp_path: Path) -> None:
     for number, of in ((0, 3), (0, 2)):
         part, data, _ = work.made()
@@ -163,6 +180,45 @@ def test_parts_that_hold_the_same_image_are_refused(tmp_path: Path) -> None:
             part.fit(data, 4, store=tmp_path / "curvature")
     with pytest.raises(wherefrom.WherefromError, match=r"the same image \(0-of-2 and 0-of-3\)"):
         work.made()[0].fit(data, 4, store=tmp_path / "curvature")
+
+
+def test_sums_that_a_shard_adds_to_while_they_are_joined_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, data, _ = work.made()
+    monkeypatch.setattr(Pace, "due", True)
+
+    def some_of_it(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    def made_by_a_shard() -> None:
+        with shard(0, 2):
+            work.made()[0].fit(data, 4, store=tmp_path / "curvature")
+
+    monkeypatch.setattr(Pace, "writing", _once(Pace.writing, some_of_it))
+    with pytest.raises(KeyboardInterrupt):
+        made_by_a_shard()
+    join = Parts.join
+
+    def late(parts: Parts, *sums: Any) -> None:
+        made_by_a_shard()  # which goes on
+        join(parts, *sums)
+
+    monkeypatch.setattr(Parts, "join", late)
+    with pytest.raises(wherefrom.WherefromError, match="changed by somebody else"):
+        work.made()[0].fit(data, 4, store=tmp_path / "curvature")
+
+
+def _once(true: Any, then: Any) -> Any:
+    """A function that does something else from its second call on."""
+    calls = [0]
+
+    def called(*given: Any) -> Any:
+        calls[0] += 1
+        return true(*given) if calls[0] == 1 else then(*given)
+
+    return called
 
 
 @pytest.mark.parametrize(("number", "of"), [(3, 3), (-1, 3), (0, 0), (0.5, 3)])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..errors import WherefromError
-from ..running.ranks import Share, gathered, meet
+from ..running.ranks import Share, agreed, gathered, meet
 from .artefact import Artefact
 from .files import check_folder
 from .lock import only_one
@@ -53,7 +53,8 @@ class Pieces:
         self._what = f"the {of} of {self._work}" if of else self._work
         self._folders = PartFolders(whole, of)
         self._known = self._folders.found()
-        gathered(None, self._work)  # nobody writes before all have looked
+        # nobody writes before all have looked
+        agreed({**whole.identity, "number of items that are there": begun}, self._work)
 
     @property
     def direct(self) -> bool:

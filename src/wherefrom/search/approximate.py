@@ -23,7 +23,7 @@ from ..attribution.result import Attribution, joined
 from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
 from ..errors import WherefromError, need, number, whole
-from ..running.ranks import gathered, meet, share
+from ..running.ranks import agreed, gathered, share
 from ..running.threads import threads
 from .exact import Exact
 from .quantiser import Sizes, within
@@ -94,13 +94,14 @@ class Approximate:
         """See `Bank.approximate`."""
         need("faiss", "search")
         store = _searchable(_one_product(bank.store.as_it_is()))
-        meet(WHAT)  # who ends from here on is named
+        given = {"components": components, "lists": lists, "codes": codes, "probes": probes}
+        # who ends from here on is named
+        agreed({**store.artefact.identity, "content": store.checksums, **given}, WHAT)
         place = None if folder is None else Path(folder) / _FOLDER
         made = Segments.claim(place, store)
         sizes = made.sizes
         if sizes is None:
             sizes = Sizes.fitting(store, components, lists, codes, probes)
-        given = {"components": components, "lists": lists, "codes": codes, "probes": probes}
         for name, value in given.items():
             was = sizes.state()[name]
             if value is not None and made.state and whole(name, value) != was:
