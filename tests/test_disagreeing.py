@@ -1,9 +1,11 @@
-"""Claims about processes that were not given the same: what they would make together is refused by
-name, and never a mixture.
+"""Claims about processes that were not given the same, or of which one ends: what they would make
+together is refused by name, and never a mixture.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import wherefrom
 from forks import group
 from helpers import Noise, small_dit, stirred
 from wherefrom.baselines import MUCS
-from wherefrom.running.ranks import alone, gathered, meet
+from wherefrom.running.ranks import alone, gathered, meet, summed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -102,6 +104,24 @@ def test_processes_that_have_come_to_different_work_say_so(tmp_path: Path) -> No
     assert "process 1 of 2 has come to other work than the first" in first
     assert "this one to the curvature" in first
     assert "this one to the index" in second
+
+
+@pytest.mark.parametrize("exchange", ["all_gather_object", "all_reduce"])
+def test_one_that_dies_as_words_or_sums_are_exchanged_is_told_of(
+    exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(rank: int) -> None:
+        if rank:
+            monkeypatch.setattr(torch.distributed, exchange, dying)
+        if exchange == "all_reduce":
+            summed({"a": torch.ones(2)}, "the curvature")
+        gathered(rank, "the curvature")
+
+    first, _ = of_two(tmp_path, work)
+    assert "WherefromError: another process ended before the curvature was done" in first
 
 
 def test_a_second_process_group_has_words_of_its_own(tmp_path: Path) -> None:

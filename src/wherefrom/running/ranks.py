@@ -208,8 +208,24 @@ def gathered(mine: Any, what: str) -> list[Any]:
         return [mine]
     meet(what)
     said: list[Any] = [None] * here.world
-    dist.all_gather_object(said, mine, group=words())
+    with _exchanging(what):
+        dist.all_gather_object(said, mine, group=words())
     return said
+
+
+@contextlib.contextmanager
+def _exchanging(what: str) -> Iterator[None]:
+    """Inside, where one has ended since all met, that is said; which of them, nobody is told."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        raise WherefromError(
+            f"another process ended before {what} was done ({said:.120}): see what it said, and "
+            "run the same command again to go on"
+        ) from error
 
 
 def agreed(mine: Mapping[str, Any], what: str) -> None:
@@ -256,7 +272,8 @@ def _reduced(tensors: Mapping[str, Tensor], what: str, how: Any) -> None:
     meet(what)
     for name in sorted(tensors):
         total = on_device(tensors[name].double())
-        dist.all_reduce(total, how)
+        with _exchanging(what):
+            dist.all_reduce(total, how)
         tensors[name].copy_(total)
 
 
