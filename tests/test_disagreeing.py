@@ -18,6 +18,7 @@ from forks import group
 from helpers import Noise, small_dit, stirred
 from wherefrom.baselines import MUCS
 from wherefrom.running.ranks import alone, gathered, meet, summed
+from wherefrom.running.watch import Watch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -122,6 +123,23 @@ def test_one_that_dies_as_words_or_sums_are_exchanged_is_told_of(
 
     first, _ = of_two(tmp_path, work)
     assert "WherefromError: another process ended before the curvature was done" in first
+
+
+def test_one_that_dies_as_a_watch_begins_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(rank: int) -> None:
+        meet("something")  # the group for words is there
+        if rank == 1:
+            monkeypatch.setattr(torch.distributed, "new_group", dying)
+        with Watch("the distillation"):
+            pass
+
+    for said in group(3, tmp_path / "meeting", work)[::2]:
+        assert "process 1 of 3 ended before the distillation was done" in said
 
 
 def test_a_second_process_group_has_words_of_its_own(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ class Pieces:
     def spans(self, batch: int, most: int) -> list[range]:
         """The items that this process makes, in whole batches and at most so many in a row."""
         if self.here.apart:
+            self._folders.refuse_twice(self.here, self._twice(batch))
             return self._left(self.here, batch)
         holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
         missing = sum(map(len, holes))
@@ -118,6 +119,14 @@ class Pieces:
 
             refuse_missing(what, missing, self.count, names, whole)
         return self._dealt(self.here, holes, batch, most)
+
+    def _twice(self, batch: int) -> Iterator[str]:
+        """Parts of others that hold what this shard would make."""
+        mine = self._dealt(self.here, [range(self.begun, self.count)], batch, self.count)
+        for name, part in self._known.items():
+            held = list(_pieces({name: part})) if name != self.here.name else []
+            if any(list(_without(span, held, 0)) != [span] for span in mine):
+                yield name
 
     def _left(self, shard: Share, batch: int) -> list[range]:
         """What a shard has not made yet."""

@@ -63,6 +63,9 @@ class Parts:
         done = self._known.get(self.here.name, torch.empty(0, dtype=torch.long))
         if self.here.apart:
             dealt = self._dealt(self.here)
+            others = {name: held for name, held in self._known.items() if name != self.here.name}
+            twice = (name for name, held in others.items() if torch.isin(dealt, held).any())
+            self._folders.refuse_twice(self.here, twice)
             return Task(own, done, dealt[~torch.isin(dealt, done)])
         covered = torch.cat([self._begun, *self._known.values()])
         missing = everything[~torch.isin(everything, covered)]
