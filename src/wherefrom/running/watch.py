@@ -132,9 +132,9 @@ class Watch:
             return
         with self._lock:
             self._gone = said if self._gone is None else self._gone
-        self._heard.set()
         if self.here.first:
-            self._tell(said)
+            self._tell(said)  # before this process ends of it, which the others would hear of first
+        self._heard.set()
 
     def _tell(self, said: int) -> None:
         """Say one word to everyone who listens, once."""
