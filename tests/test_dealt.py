@@ -80,7 +80,8 @@ def test_several_find_what_one_finds_by_every_baseline(
             for what in ("scores", "all"):
                 assert torch.allclose(theirs[what], ours[what], rtol=0, atol=1e-5 * scale), name
             assert torch.equal(theirs["all"], baselines[0][name]["all"]), "all have the same"
-            assert theirs["about"].keys() == ours["about"].keys()
+            # several know which data set it is, as they have compared theirs
+            assert theirs["about"].keys() == ours["about"].keys() | {"data"}
         unlearned = here["MUCS"]["all"], one["baselines"]["MUCS"]["all"]
         assert torch.equal(*unlearned), "each query by one process, to the bit"
 

@@ -14,7 +14,11 @@ import torch
 import ranked_work as work
 import wherefrom
 from several import together
-from wherefrom.running.ranks import shard, share
+from wherefrom.artefacts.pace import Pace
+from wherefrom.factors.curvature import Curvature
+from wherefrom.factors.parts import Parts
+from wherefrom.running.ranks import merging, shard, share
+from wherefrom.tid import index as indexing
 
 
 def found(folder: Path, rank: int, world: int) -> dict[str, Any]:
@@ -165,13 +169,96 @@ def test_a_shard_that_is_kept_nowhere_is_refused_before_it_is_made() -> None:
         tid.index(data, dim=64, batch_size=4)
 
 
+def test_of_more_shards_than_images_some_make_nothing(tmp_path: Path) -> None:
+    _, data, _ = work.made()
+    few = torch.utils.data.Subset(data, [0, 1])  # type: ignore[arg-type, var-annotated]
+    for number in range(5):
+        with shard(number, 5):
+            work.made()[0].fit(few, 4, store=tmp_path / "curvature")
+    with merging():
+        tid = work.made()[0].fit(few, 4, store=tmp_path / "curvature")
+    for number in range(5):
+        with shard(number, 5):
+            tid.index(few, tmp_path / "index", dim=64)
+    with merging():
+        assert len(tid.index(few, tmp_path / "index", dim=64)) == 2
+
+
 def test_parts_that_hold_the_same_image_are_refused(tmp_path: Path) -> None:
+    """As those of machines that share no disk may, once they are copied into one folder."""
     for number, of in ((0, 3), (0, 2)):
         part, data, _ = work.made()
         with shard(number, of):
-            part.fit(data, 4, store=tmp_path / "curvature")
+            part.fit(data, 4, store=tmp_path / f"of-{of}")
+    shutil.copytree(tmp_path / "of-2" / "parts", tmp_path / "of-3" / "parts", dirs_exist_ok=True)
     with pytest.raises(wherefrom.WherefromError, match=r"the same image \(0-of-2 and 0-of-3\)"):
+        work.made()[0].fit(data, 4, store=tmp_path / "of-3")
+
+
+def test_a_shard_of_another_number_is_refused_before_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tid, data, _ = work.made()
+    fitted = work.made()[0].fit(data, 4)
+    with shard(0, 2):
+        tid.fit(data, 4, store=tmp_path / "curvature")
+        fitted.index(data, tmp_path / "index", dim=64, batch_size=4)
+    monkeypatch.setattr(Curvature, "_add", _never)
+    monkeypatch.setattr(indexing, "_vectors", _never)
+    said = "of what shard 1/3 would make in .*, 0-of-2 holds some"
+    with shard(1, 3), pytest.raises(wherefrom.WherefromError, match=said):
+        tid.fit(data, 4, store=tmp_path / "curvature")
+    with shard(1, 3), pytest.raises(wherefrom.WherefromError, match=said):
+        fitted.index(data, tmp_path / "index", dim=64, batch_size=4)
+
+
+def test_parts_that_somebody_left_who_was_killed_once_they_were_joined_are_taken_away(
+    tmp_path: Path,
+) -> None:
+    _, data, _ = work.made()
+
+    def made() -> None:
+        tid = work.made()[0].fit(data, 4, store=tmp_path / "curvature")
+        tid.index(data, tmp_path / "index", dim=64, batch_size=4)
+
+    made()
+    for stage in ("curvature", "index"):
+        (tmp_path / stage / "parts" / "0-of-2").mkdir(parents=True)
+    made()
+    assert not list(tmp_path.rglob("parts"))
+
+
+def _never(*_: Any, **__: Any) -> None:
+    raise AssertionError("it works")
+
+
+def test_sums_that_a_shard_adds_to_while_they_are_joined_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, data, _ = work.made()
+    monkeypatch.setattr(Pace, "due", True)
+    add, calls = Curvature._add, [0]
+
+    def at_first(*given: Any) -> None:
+        calls[0] += 1
+        if calls[0] > 2 * work.DRAWS:
+            shutil.copytree(tmp_path / "curvature", tmp_path / "begun")
+            calls[0] = -1000
+        add(*given)
+
+    monkeypatch.setattr(Curvature, "_add", at_first)
+    with shard(0, 2):
         work.made()[0].fit(data, 4, store=tmp_path / "curvature")
+    join = Parts.join
+
+    def late(parts: Parts, *sums: Any) -> None:
+        shutil.rmtree(tmp_path / "begun" / "parts" / "0-of-2")
+        shutil.copytree(tmp_path / "curvature", tmp_path / "begun", dirs_exist_ok=True)
+        join(parts, *sums)
+
+    monkeypatch.setattr(Parts, "join", late)
+    with pytest.raises(wherefrom.WherefromError, match="changed by somebody else"):
+        work.made()[0].fit(data, 4, store=tmp_path / "begun")
 
 
 @pytest.mark.parametrize(("number", "of"), [(3, 3), (-1, 3), (0, 0), (0.5, 3)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -301,10 +302,13 @@ def test_shards_go_on_with_what_one_has_begun(alone, tmp_path):
 def test_pictures_that_two_parts_hold_are_refused_by_name(tmp_path):
     for number, of in ((0, 3), (0, 2)):
         with shard(number, of):
-            made(tmp_path)
+            made(tmp_path / f"of-{of}")
+    with shard(0, 2), pytest.raises(WherefromError, match="0-of-3 holds some"):
+        made(tmp_path / "of-3")
+    shutil.copytree(tmp_path / "of-2" / "parts", tmp_path / "of-3" / "parts", dirs_exist_ok=True)
     twice = r"items 0 to 3 of the conditions of the encoded data set in .* are there twice, .*of-"
     with pytest.raises(WherefromError, match=twice):
-        made(tmp_path)
+        made(tmp_path / "of-3")
 
 
 def test_joining_that_was_interrupted_goes_on(alone, tmp_path, monkeypatch):

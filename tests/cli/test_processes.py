@@ -236,9 +236,12 @@ def test_shards_of_machines_that_share_no_disk_are_merged_once_copied(
     assert "curvature" in asked("merge", run)
 
 
-def test_two_shards_of_the_same_images_are_refused_by_name(run: Path) -> None:
-    for shard in ("0/2", "0/3"):
-        asked("fit", run, "--shard", shard)
+def test_two_shards_of_the_same_images_are_refused_by_name(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "elsewhere")
+    asked("fit", run, "--shard", "0/2")
+    assert "0-of-2 holds some" in asked("fit", run, "--shard", "0/3", status=1)
+    asked("fit", tmp_path / "elsewhere", "--shard", "0/3")
+    shutil.copytree(tmp_path / "elsewhere", run, dirs_exist_ok=True)
     for command in (["fit", run, "--shard", "1/2"], ["merge", run]):
         assert "0-of-2 and 0-of-3" in asked(*command, status=1)
 

@@ -225,6 +225,16 @@ def test_a_file_written_again_or_changed_under_an_open_set_is_noticed(three, tmp
     assert data_fingerprint(parquet(three)) != before
 
 
+def test_a_file_that_is_written_over_while_it_is_open_is_not_read_on(tmp_path):
+    path = write(tmp_path / "a.parquet", range(6))
+    dataset = parquet(path)
+    dataset[0]
+    write(path, range(6, 12))
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(WherefromError, match=r"a\.parquet has changed"):
+        dataset[5]  # in a row group that was not read yet
+
+
 # --- what is known, and what is refused -----------------------------------------------------------
 
 

@@ -399,6 +399,23 @@ def test_a_tar_that_changed_is_indexed_again_and_a_damaged_index_is_made_again(t
     assert len(tars(three)) == 10
 
 
+def test_an_index_of_which_a_byte_is_another_is_made_again(three, tmp_path):
+    names = [tars(three).name_of(place) for place in range(9)]
+    path = tmp_path / "000.tar.index"
+    whole = path.read_bytes()
+    for place in range(len(whole) - 300, len(whole), 23):  # in its arrays
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        again = tars(three)
+        assert [again.name_of(one) for one in range(9)] == names
+        assert path.read_bytes() == whole
+
+
+def test_json_that_nests_without_end_is_named(tmp_path):
+    pack(tmp_path / "0.tar", {"a.png": png(0), "a.json": b"[" * 100_000})
+    with pytest.raises(WherefromError, match=r"the JSON of 0\.tar/a\.png cannot be read"):
+        tars(tmp_path)
+
+
 def test_a_tar_that_changes_under_an_open_set_is_refused(three, tmp_path):
     dataset = tars(three)
     again = pickle.loads(pickle.dumps(dataset))

@@ -318,6 +318,27 @@ def test_a_killed_export_leaves_the_file_that_was_there(tmp_path):
     assert list(tmp_path.iterdir()) == [path], "and what it left is swept"
 
 
+def test_a_file_of_somebody_elses_is_not_replaced(bank, tmp_path):
+    pyarrow, reading = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    reading.write_table(pyarrow.table({"image": [b"a"]}), tmp_path / "train.parquet")
+    (tmp_path / "notes.txt").write_text("mine")
+    for name in ("train.parquet", "notes.txt"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(wherefrom.WherefromError, match=f"{name} is there and no export of"):
+            bank.export("parquet", tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+    for dim in (9, None):
+        bank.export("parquet", tmp_path / "own.parquet", dim=dim)
+    assert len(rows(tmp_path / "own.parquet")["id"]) == COUNT
+
+
+def test_names_that_are_no_text_are_written_as_far_as_they_are(bank, tmp_path):
+    path = tmp_path / "all.parquet"
+    bank.export("parquet", path, Images(COUNT, seed=2), {"of": ["a\udcff"] * COUNT})
+    found = pytest.importorskip("pyarrow.parquet").read_table(path)
+    assert found["of"][0].as_py() == "a\\udcff"
+
+
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, an export is interrupted at its third block; then never again."""
@@ -553,6 +574,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bank, 
     for call, message in (
         (lambda: bank.export("faiss", path), "'faiss'; choose one of parquet, lance, qdrant"),
         (lambda: bank.export("parquet", tmp_path), "a Parquet export is a file, not"),
+        (lambda: bank.export("lance", 5), "a Lance is a folder, its address or a connection"),
         (lambda: bank.export("parquet", path, dim=81), "dim must be from 1 to 80, not 81"),
         (lambda: bank.export("parquet", path, dtype="int8"), "'int8'; choose one of float32"),
         (lambda: bank.export("parquet", path, draws=9), "draws must be from 1 to the 5"),

@@ -25,6 +25,7 @@ from wherefrom.running.threads import threads
 from wherefrom.search import store as search
 from wherefrom.search.approximate import Approximate
 from wherefrom.search.quantiser import Quantiser
+from wherefrom.search.segments import Segments
 from wherefrom.tide.bank import Bank
 
 SETTINGS: dict[str, Any] = {"components": 32, "lists": 6, "probes": 6}
@@ -78,6 +79,22 @@ def grouped(world: int, meeting: Path, work: Callable[[int], object]) -> list[tu
         work(rank)
 
     return [fork.end() for fork in [Fork(partial(joined, rank)) for rank in range(world)]]
+
+
+def test_one_that_somebody_else_begins_with_other_settings_meanwhile_is_refused(
+    tmp_path, monkeypatch
+):
+    bank = Bank.build(Projection(), Images(200, seed=2))
+    grow = Segments.grow
+
+    def late(made, *how):
+        monkeypatch.undo()
+        bank.approximate(components=8, lists=4, folder=tmp_path)
+        grow(made, *how)
+
+    monkeypatch.setattr(Segments, "grow", late)
+    with pytest.raises(wherefrom.WherefromError, match="was begun with lists=4, not 5"):
+        bank.approximate(components=8, lists=5, folder=tmp_path)
 
 
 def test_a_group_shares_the_shards_and_makes_what_one_makes(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import fingerprint
+from ..artefacts.parts import PartFolders
 from ..data.described import Described, LazyColumn
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Dataset, check_batch_size, length
@@ -162,7 +163,9 @@ def encoded(
     }
     artefact = Artefact.claim(folder, _KIND, identity)
     work = Work(artefact, source, _different(known), encoder, batch_size)
-    if not work.done:
+    if work.done:
+        PartFolders(artefact).clear_late()
+    else:
         work.go_on()
     return Encoded(source, known, work.artefact, None if work.done else share())
 

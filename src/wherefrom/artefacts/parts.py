@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..errors import WherefromError
-from ..running.ranks import Share
+from ..running.ranks import Share, share
 from .artefact import Artefact, there
 
 PARTS = "parts"
@@ -46,6 +46,20 @@ class PartFolders:
         """Take them away."""
         if self._place is not None:
             shutil.rmtree(self._place, ignore_errors=True)
+
+    def clear_late(self) -> None:
+        """Take away those of a whole that is made, as one who was killed right then leaves them."""
+        if share().first and self._place is not None and self._place.is_dir():
+            self.clear()
+
+    def refuse_twice(self, shard: Share, others: Iterable[str]) -> None:
+        """Refuse a shard before its work, where other parts hold what it would make."""
+        names = ", ".join(sorted(others))
+        if names:
+            raise WherefromError(
+                f"of what shard {shard.rank}/{shard.world} would make in {self._place}, {names} "
+                "holds some: go on as that was made, or delete it"
+            )
 
 
 def begun_shards(folder: Path) -> list[str]:

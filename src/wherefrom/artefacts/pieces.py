@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..errors import WherefromError
-from ..running.ranks import Share, gathered, meet
+from ..running.ranks import Share, agreed, gathered, meet
 from .artefact import Artefact
 from .files import check_folder
 from .lock import only_one
@@ -54,7 +54,8 @@ class Pieces:
         self._what = f"the {of} of {self._work}" if of else self._work
         self._folders = PartFolders(whole, of)
         self._known = self._folders.found()
-        gathered(None, self._work)  # nobody writes before all have looked
+        # nobody writes before all have looked
+        agreed({**whole.identity, "number of items that are there": begun}, self._work)
 
     @property
     def direct(self) -> bool:
@@ -106,6 +107,7 @@ class Pieces:
     def spans(self, batch: int, most: int) -> list[range]:
         """The items that this process makes, in whole batches and at most so many in a row."""
         if self.here.apart:
+            self._folders.refuse_twice(self.here, self._twice(batch))
             return self._left(self.here, batch)
         holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
         missing = sum(map(len, holes))
@@ -118,6 +120,14 @@ class Pieces:
 
             refuse_missing(what, missing, self.count, names, whole)
         return self._dealt(self.here, holes, batch, most)
+
+    def _twice(self, batch: int) -> Iterator[str]:
+        """Parts of others that hold what this shard would make."""
+        mine = self._dealt(self.here, [range(self.begun, self.count)], batch, self.count)
+        for name, part in self._known.items():
+            held = list(_pieces({name: part})) if name != self.here.name else []
+            if any(list(_without(span, held, 0)) != [span] for span in mine):
+                yield name
 
     def _left(self, shard: Share, batch: int) -> list[range]:
         """What a shard has not made yet."""

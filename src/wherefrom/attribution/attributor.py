@@ -19,11 +19,12 @@ from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, query_count, read
 from ..errors import WherefromError
 from ..running.modes import outside_inference
-from ..running.ranks import gathered, own_part, share
+from ..running.ranks import agreed, gathered, own_part, share
 from .result import Attribution
 from .source import of_dataset
 from .top import TopK
 
+SCORES = "the ranking"  # as processes of a group speak of it
 # first index and scores [Q, n] of one chunk of the training set after the other
 Chunks = Iterator[tuple[int, Tensor]]
 # and, where scores come draw by draw, those of even and of odd draws [2, Q, n], up to a factor
@@ -102,6 +103,9 @@ class Attributor(ABC):
         """
         here, count = share(), length(dataset)
         top = TopK(top_k, count)
+        if here.joined:
+            asked = {"queries": data_fingerprint(queries), "top_k": top_k}
+            agreed({**self.about, "data": data_fingerprint(dataset), **asked}, SCORES)
         found = (
             self.part(queries, dataset, batch_size, own_part(count))
             if here.joined
@@ -111,7 +115,7 @@ class Attributor(ABC):
             indices = torch.arange(start, start + scores.shape[1], device=scores.device)
             top.add(indices, scores, halves)
         if here.joined:
-            top, *others = gathered(top.to_cpu(), "the scores")
+            top, *others = gathered(top.to_cpu(), SCORES)
             for other in others:
                 top.join(other)
         return top.result({**self.about, **self.outcome, **of_dataset(dataset)})

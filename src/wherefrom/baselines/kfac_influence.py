@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
-from ..attribution.attributor import Attributor, Chunks, Halved
+from ..attribution.attributor import SCORES, Attributor, Chunks, Halved
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_model
@@ -34,6 +34,7 @@ from ..factors.probe import Precision, Probe, one_of
 from ..layers.kinds import Factors, Part
 from ..running.memory import Budget
 from ..running.progress import bar
+from ..running.ranks import agreed
 from ..tid.angle import SelfKernels
 
 Similarity = Literal["kernel", "cosine"]
@@ -100,6 +101,7 @@ class KFACInfluence(Attributor):
         """That of some items, in one chunk; then each process knows the self-kernels that any has
         found.
         """
+        agreed(self.curvature.fitted, SCORES)
         if of:
             for start, scores in self._chunks(queries, dataset, batch_size, of):
                 yield start, scores, None

@@ -31,7 +31,7 @@ from ..diffusion.pulse import Pulse
 from ..errors import WherefromError, number
 from ..running.memory import InChunks
 from ..running.modes import outside_inference
-from ..running.ranks import alone, gathered, share
+from ..running.ranks import agreed, alone, gathered, share
 from ..search.store import VectorStore
 from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
 
@@ -40,6 +40,7 @@ from .unlearning import Settings, chosen_parameters, losses, null_loss, unlearn
 _CHUNK = 512
 _WORTH = 200  # evaluations that repay compiling
 _FLOOR = 1e-3  # added to a sum of losses, so that two tiny ones make no large skew
+_UNLEARNING = "the unlearning"  # as processes of a group speak of it
 
 
 class MUCS(Attributor):
@@ -162,6 +163,9 @@ class MUCS(Attributor):
         self, fitted: _Fitted, x: Tensor, cond: Cond, dataset: Dataset, batch_size: int
     ) -> Chunks:
         here, rows = share(), dict[int, Tensor]()
+        if here.joined:
+            asked = {"data": fitted.data, "queries": fingerprint(x, cond)}
+            agreed({**fitted.identity, **self.about, **asked}, _UNLEARNING)
         mine = range(here.rank, len(x), here.world) if here.joined else range(len(x))
         with alone():  # a query is unlearned by one process, and its network measured there
             for index in mine:
@@ -170,7 +174,7 @@ class MUCS(Attributor):
                 rows[index] = self._skew(fitted, *one, dataset, batch_size, f"query {index}")
         # small beside the N x K losses that each row takes, and that every process holds
         result = torch.empty(len(x), len(dataset))
-        for found in gathered(rows, "the unlearning"):
+        for found in gathered(rows, _UNLEARNING):
             for index, skews in found.items():
                 result[index] = skews
         yield 0, result

@@ -44,7 +44,7 @@ class RowGroups:
 
     def _begin(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()
-        self._open = lru_cache(_OPEN)(_as_it_was)
+        self._open = lru_cache(_OPEN)(opened)
         self._kept: OrderedDict[tuple[int, int, tuple[str, ...]], Any] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,26 +62,22 @@ class RowGroups:
         with self._lock:
             table = self._kept.get(key)
             if table is None:
+                path = self._paths[file]
+                if stamp(path) != self._stamps[file]:  # one that is open already, too
+                    raise WherefromError(f"{path} has changed: open the data set again")
                 try:
-                    opened = self._open(self._paths[file], self._stamps[file])
-                    table = opened.read_row_group(group, list(columns), use_threads=False)
+                    content = self._open(path)
+                    table = content.read_row_group(group, list(columns), use_threads=False)
                 except (OSError, ValueError) as error:  # pyarrow's own errors are of these
                     raise WherefromError(
-                        f"row group {group} of {self._paths[file]} cannot be read ({error}): copy "
-                        "or make the file again"
+                        f"row group {group} of {path} cannot be read ({error}): copy or make the "
+                        "file again"
                     ) from error
                 self._kept[key] = table
             self._kept.move_to_end(key)
             for other in [one for one in self._kept if one[2] == columns][:-_GROUPS]:
                 del self._kept[other]
         return table
-
-
-def _as_it_was(path: Path, known: tuple[Any, Any]) -> Any:
-    """A file, which must be the one that it was."""
-    if stamp(path) != known:
-        raise WherefromError(f"{path} has changed: open the data set again")
-    return opened(path)
 
 
 class _Row(NamedTuple):

@@ -2,16 +2,17 @@
 made again when the tar has another length or time.
 
 Files that share a stem are one group, wherever in the tar they are. The arrays are mapped into
-memory, not read.
+memory, and looked through for damage as they are opened.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..artefacts.files import load, save
-from ..artefacts.identity import fingerprint
+from ..artefacts.identity import checksum, fingerprint
 from ..errors import WherefromError
 from ..running.progress import bar
 from .lazy import stamp
@@ -28,7 +29,7 @@ from .shards import OpenFile
 from .tar_headers import BLOCK, members
 
 SUFFIX = ".index"  # behind the tar's name
-_KIND = "index of a tar, 1"
+_KIND = "index of a tar, 2"
 _ENDINGS = 2**15  # kinds of files in one tar, at most
 
 
@@ -114,6 +115,8 @@ def open_index(path: Path, kept: Path) -> TarIndex | None:
         return None
     if header.get("kind") != _KIND or tuple(header["stamp"]) != found:
         return None
+    if header.pop("check") != _checked(tensors, header):  # it would mix up items
+        return None
     return TarIndex(path, header, {name: tensor.numpy() for name, tensor in tensors.items()})
 
 
@@ -182,7 +185,14 @@ def _make(path: Path, kept: Path) -> None:
         "endings": [ending.decode(errors="replace") for ending in endings],
     }
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
-    save(kept, tensors, header)
+    save(kept, tensors, {**header, "check": _checked(tensors, header)})
+
+
+def _checked(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> int:
+    """A number that tells a damaged index from a whole one."""
+    said = zlib.crc32(json.dumps(header, sort_keys=True).encode())
+    # of nothing there are no bytes to look at
+    return checksum((tensor for _, tensor in sorted(tensors.items()) if len(tensor)), said)
 
 
 def _refuse_twice(

@@ -278,7 +278,7 @@ class Tars(Described):
         name = f"the JSON of {self.name_of(item)}"
         try:
             found = json.loads(_text(content, name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WherefromError(f"{name} cannot be read ({error}): mend it") from error
         return found if isinstance(found, dict) else {}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.identity import plain
 from ..artefacts.pace import Pace
+from ..artefacts.parts import PartFolders
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, check_batch_size, item_shape, length
 from ..data.manner import Manner, say_misfit
@@ -157,6 +158,7 @@ class Curvature:
         if int(artefact.state.get("done", 0)) == len(chosen):  # all there is to do is to read it
             moments = self._empty()
             moments.restore(artefact.read("moments"), artefact.state["counts"])
+            PartFolders(artefact).clear_late()
         else:
             summed = self._summed(dataset, batch_size, budget, chosen, artefact, about)
             if summed is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact
 from ..artefacts.parts import PARTS, PartFolders, refuse_lost, refuse_missing
 from ..errors import WherefromError
-from ..running.ranks import Share, gathered, meet, summed
+from ..running.ranks import Share, agreed, gathered, meet, summed
 from .moments import Moments
 
 _WHAT = "the curvature"
@@ -43,10 +43,11 @@ class Parts:
         self.whole, self.count, self.here = whole, count, here
         self._begun = torch.arange(int(whole.state.get("done", 0)))  # by a process alone
         self._folders = PartFolders(whole)
-        self._known = {
-            name: part.read("places")["places"] for name, part in self._folders.found().items()
-        }
-        gathered(None, _WHAT)  # nobody writes before all have read
+        # kept as they are now: sums that somebody adds to meanwhile are refused, and not joined
+        self._parts = self._folders.found()
+        self._known = {name: part.read("places")["places"] for name, part in self._parts.items()}
+        # nobody writes before all have read
+        agreed({**whole.identity, "number of images that are summed": len(self._begun)}, _WHAT)
         self._check_once()
 
     @property
@@ -59,10 +60,13 @@ class Parts:
         everything = torch.arange(self.count)
         if self.direct:
             return Task(self.whole, self._begun, everything[len(self._begun) :])
-        own = self._folders.claim(self.here.name)
+        own = self._parts.get(self.here.name) or self._folders.claim(self.here.name)
         done = self._known.get(self.here.name, torch.empty(0, dtype=torch.long))
         if self.here.apart:
             dealt = self._dealt(self.here)
+            others = {name: held for name, held in self._known.items() if name != self.here.name}
+            twice = (name for name, held in others.items() if torch.isin(dealt, held).any())
+            self._folders.refuse_twice(self.here, twice)
             return Task(own, done, dealt[~torch.isin(dealt, done)])
         covered = torch.cat([self._begun, *self._known.values()])
         missing = everything[~torch.isin(everything, covered)]
@@ -73,7 +77,8 @@ class Parts:
 
     def _dealt(self, shard: Share) -> Tensor:
         """Places of what a shard makes: of what no process alone has begun."""
-        return torch.arange(len(self._begun) + shard.rank, self.count, shard.world)
+        first = min(len(self._begun) + shard.rank, self.count)  # there may be more shards
+        return torch.arange(first, self.count, shard.world)
 
     def _is_whole(self, shard: Share) -> bool:
         return bool(torch.isin(self._dealt(shard), self._known[shard.name]).all())
@@ -83,7 +88,7 @@ class Parts:
         leftover = sorted(self._known.keys() - set(gathered(self.here.name, _WHAT)))
         places = [done]
         for name in leftover[self.here.rank :: self.here.world]:
-            part = self._folders.claim(name)
+            part = self._parts[name]
             moments.add(part.read("moments"), part.state["counts"])
             places.append(self._known[name])
         if self.here.first and len(self._begun):

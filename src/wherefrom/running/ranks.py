@@ -8,6 +8,8 @@ wait as long as the slowest works; sums go by the group's own backend.
 from __future__ import annotations
 
 import contextlib
+import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from ..errors import WherefromError, whole
 
 # that a process waits for others; one that is gone is noticed at once
 PATIENCE = timedelta(days=7)
+_NOBODY = -1  # in place of a process's number
 
 Job = TypeVar("Job")
 Told = TypeVar("Told")
@@ -149,14 +152,23 @@ def alone() -> Iterator[None]:
 
 def meet(what: str) -> None:
     """Wait until all are here; where one has ended, the first of them says which and ends too, and
-    so do those that wait for the first.
+    so do those that wait for the first. Where one has come to other work, all say so.
     """
     here = share()
     if not here.joined:
         return
-    gone = _missing(here)
-    if gone is not None:
-        raise ended(gone, here.world, what)
+    # others would take what is said here for something else
+    word = torch.tensor([zlib.crc32(what.encode())])
+    elsewhere = torch.full((1,), _NOBODY)
+    try:
+        _roll_call(here, word, elsewhere)
+    except _Gone as gone:
+        raise ended(gone.rank, here.world, what) from gone
+    if int(elsewhere) != _NOBODY:
+        raise WherefromError(
+            f"process {int(elsewhere)} of {here.world} has come to other work than the first, and "
+            f"this one to {what}: give all the same, and folders on a disk that all of them see"
+        )
 
 
 def ended(gone: int, world: int, what: str) -> WherefromError:
@@ -167,17 +179,33 @@ def ended(gone: int, world: int, what: str) -> WherefromError:
     )
 
 
-def _missing(here: Share) -> int | None:
-    """A process that has ended, if any has: the first hears from each, and then tells all."""
-    group, word = words(), torch.zeros(1)
-    others = range(1, here.world) if here.first else range(1)
-    for turn in (dist.recv, dist.send) if here.first else (dist.send, dist.recv):
-        for other in others:
-            try:
-                turn(word, other, group)
-            except RuntimeError:
-                return other
-    return None
+class _Gone(Exception):
+    """A process has ended."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def _roll_call(here: Share, word: Tensor, elsewhere: Tensor) -> None:
+    """The first hears a word from each, and then tells all who has said another than its own."""
+    if not here.first:
+        _passed(dist.send, word, 0)
+        _passed(dist.recv, elsewhere, 0)
+        return
+    said = torch.empty_like(word)
+    for other in range(1, here.world):
+        _passed(dist.recv, said, other)
+        if not torch.equal(said, word):
+            elsewhere.fill_(other)
+    for other in range(1, here.world):
+        _passed(dist.send, elsewhere, other)
+
+
+def _passed(turn: Callable[..., Any], word: Tensor, other: int) -> None:
+    try:
+        turn(word, other, words())
+    except RuntimeError as error:
+        raise _Gone(other) from error
 
 
 def gathered(mine: Any, what: str) -> list[Any]:
@@ -187,8 +215,39 @@ def gathered(mine: Any, what: str) -> list[Any]:
         return [mine]
     meet(what)
     said: list[Any] = [None] * here.world
-    dist.all_gather_object(said, mine, group=words())
+    with _exchanging(what):
+        dist.all_gather_object(said, mine, group=words())
     return said
+
+
+@contextlib.contextmanager
+def _exchanging(what: str) -> Iterator[None]:
+    """Inside, where one has ended since all met, that is said; which of them, nobody is told."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        raise WherefromError(
+            f"another process ended before {what} was done ({said:.120}): see what it said, and "
+            "run the same command again to go on"
+        ) from error
+
+
+def agreed(mine: Mapping[str, Any], what: str) -> None:
+    """Refuse processes that would not do the same work; `mine`: all that it depends on, by name."""
+    # as words: NaN is not equal to itself
+    plain = {name: json.dumps(one, sort_keys=True, default=str) for name, one in mine.items()}
+    said = gathered(plain, what)
+    for rank, theirs in enumerate(said):
+        differs = [name for name in {**said[0], **theirs} if said[0].get(name) != theirs.get(name)]
+        if differs:
+            raise WherefromError(
+                f"process {rank} of {len(said)} differs from the first in its {differs[0]}, and "
+                f"{what} is the work of all: give all the same, and a folder on a disk that all of "
+                "them see"
+            )
 
 
 def deal(jobs: Iterable[Job], what: str, do: Callable[[Job], Told]) -> dict[Job, Told]:
@@ -220,7 +279,8 @@ def _reduced(tensors: Mapping[str, Tensor], what: str, how: Any) -> None:
     meet(what)
     for name in sorted(tensors):
         total = on_device(tensors[name].double())
-        dist.all_reduce(total, how)
+        with _exchanging(what):
+            dist.all_reduce(total, how)
         tensors[name].copy_(total)
 
 
@@ -230,15 +290,14 @@ def on_device(tensor: Tensor) -> Tensor:
     return tensor if by_nccl or not tensor.is_cuda else tensor.cpu()
 
 
-_groups: dict[int, Any] = {}  # one for words, of every process group that there was
+_groups: list[tuple[Any, Any]] = []  # the process group that there is, and its one for words
 
 
 def words() -> Any:
     """The group that words go by: gloo, whatever the backend of the sums is; all ask for it at the
     same place for the first time.
     """
-    whole_group = dist.group.WORLD
-    if id(whole_group) not in _groups:
-        _groups.clear()
-        _groups[id(whole_group)] = dist.new_group(backend="gloo", timeout=PATIENCE)
-    return _groups[id(whole_group)]
+    here = dist.group.WORLD
+    if not _groups or _groups[0][0] is not here:
+        _groups[:] = [(here, dist.new_group(backend="gloo", timeout=PATIENCE))]
+    return _groups[0][1]

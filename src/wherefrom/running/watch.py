@@ -78,11 +78,35 @@ class Watch:
     def __enter__(self) -> Self:
         if self.here.joined:
             meet(self.what)
-            # sums of their own: one that was broken off is not taken for the next one's
-            self._words, self._sums = words(), dist.new_group(timeout=PATIENCE)
+            self._words = words()
         for listener in self._listeners:
             listener.start()
+        if self.here.joined:
+            self._sums = self._group()
         return self
+
+    def _group(self) -> Any:
+        """Sums of their own: one that was broken off is not taken for the next one's.
+
+        They are made in a thread, for as long as all are there: one that has ended meanwhile would
+        be waited for.
+        """
+        made: list[Any] = []
+
+        def make() -> None:
+            try:
+                made.append(dist.new_group(timeout=PATIENCE))
+            except RuntimeError as error:
+                made.append(error)
+
+        maker = threading.Thread(target=make, daemon=True)
+        maker.start()
+        while maker.is_alive():
+            self.check()
+            maker.join(_PAUSE)
+        if isinstance(made[0], RuntimeError):
+            raise self._ended() if self._heard.wait(_SOON) else made[0]
+        return made[0]
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is not None:
@@ -108,9 +132,9 @@ class Watch:
             return
         with self._lock:
             self._gone = said if self._gone is None else self._gone
-        self._heard.set()
         if self.here.first:
-            self._tell(said)
+            self._tell(said)  # before this process ends of it, which the others would hear of first
+        self._heard.set()
 
     def _tell(self, said: int) -> None:
         """Say one word to everyone who listens, once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -23,7 +23,7 @@ from ..attribution.result import Attribution, joined
 from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
 from ..errors import WherefromError, need, number, whole
-from ..running.ranks import gathered, meet, share
+from ..running.ranks import agreed, gathered, share
 from ..running.threads import threads
 from .exact import Exact
 from .quantiser import Sizes, within
@@ -94,22 +94,18 @@ class Approximate:
         """See `Bank.approximate`."""
         need("faiss", "search")
         store = _searchable(_one_product(bank.store.as_it_is()))
-        meet(WHAT)  # who ends from here on is named
+        given = {"components": components, "lists": lists, "codes": codes, "probes": probes}
+        # who ends from here on is named
+        agreed({**store.artefact.identity, "content": store.checksums, **given}, WHAT)
         place = None if folder is None else Path(folder) / _FOLDER
         made = Segments.claim(place, store)
         sizes = made.sizes
         if sizes is None:
             sizes = Sizes.fitting(store, components, lists, codes, probes)
-        given = {"components": components, "lists": lists, "codes": codes, "probes": probes}
-        for name, value in given.items():
-            was = sizes.state()[name]
-            if value is not None and made.state and whole(name, value) != was:
-                raise WherefromError(
-                    f"the index in {place} was begun with {name}={was}, not {value}: leave {name} "
-                    "out, or choose another folder"
-                )
+        _check_begun(made, given)
         measured = None if queries is None else torch.cat(list(bank.embedded(queries)))
         made.grow(store, sizes, bank.device)
+        _check_begun(made, given)  # somebody else may have begun it meanwhile
         index = cls(bank, made)
         here = share()
         wanted = measured is not None or not index.recalls
@@ -282,6 +278,18 @@ class Approximate:
                 "in with follow()"
             )
         return store
+
+
+def _check_begun(made: Segments, given: Mapping[str, int | None]) -> None:
+    """Refuse an index that was begun with other settings than those that are given."""
+    begun = {} if made.sizes is None else made.sizes.state()
+    for name, was in begun.items():
+        value = given[name]
+        if value is not None and whole(name, value) != was:
+            raise WherefromError(
+                f"the index in {made.folder} was begun with {name}={was}, not {value}: leave "
+                f"{name} out, or choose another folder"
+            )
 
 
 def _one_product(store: VectorStore) -> VectorStore:

@@ -103,12 +103,17 @@ class Known:
     def of(self, ids: Sequence[int]) -> dict[str, list[str | None]]:
         """The texts of some items; None where nothing is known."""
         found: dict[str, list[str | None]] = {
-            "name": [self._pictures.name(one) for one in ids],
-            "caption": [self._pictures.caption(one) for one in ids],
+            "name": [_text(self._pictures.name(one)) for one in ids],
+            "caption": [_text(self._pictures.caption(one)) for one in ids],
         }
         for column, values in self._others.items():
-            found[column] = [values[one] or None for one in ids]
+            found[column] = [_text(values[one]) for one in ids]
         return found
+
+
+def _text(value: str | None) -> str | None:
+    """Words as every engine takes them: the name of a file may be no text at all."""
+    return value.encode(errors="backslashreplace").decode() if value else None
 
 
 # --- Parquet --------------------------------------------------------------------------------------
@@ -120,6 +125,7 @@ def parquet(content: Content, place: Any, name: str) -> None:
         raise WherefromError(f"a Parquet export is a file, not {place!r:.80}: give its path")
     pyarrow, writing = need("pyarrow", _EXTRA), need("pyarrow.parquet", _EXTRA)
     check_folder(Path(place).parent)
+    _refuse_foreign(writing, Path(place))
     schema = _schema(pyarrow, content)
     plain = ["id", *content.columns]  # of vectors a dictionary and extremes are of no use
 
@@ -131,6 +137,17 @@ def parquet(content: Content, place: Any, name: str) -> None:
                 writer.write_batch(_batch(pyarrow, schema, block))
 
     atomically(place, write)
+
+
+def _refuse_foreign(reading: Any, path: Path) -> None:
+    """Refuse to replace a file that is no export: it may be the training images."""
+    if not path.exists():
+        return
+    found: Mapping[bytes, bytes] = {}
+    with contextlib.suppress(OSError, ValueError):  # pyarrow's own errors are of these
+        found = reading.read_schema(path).metadata or {}
+    if _HEADER.encode() not in found:
+        raise WherefromError(f"{path} is there and no export of wherefrom: choose another name")
 
 
 def _schema(pyarrow: Any, content: Content) -> Any:
@@ -153,6 +170,11 @@ def _batch(pyarrow: Any, schema: Any, block: Block) -> Any:
 def lance(content: Content, place: Any, name: str) -> None:
     """One table; a version of it is there whole or not at all."""
     lancedb, pyarrow = need("lancedb", _EXTRA), need("pyarrow", _EXTRA)
+    if not isinstance(place, str | os.PathLike) and not hasattr(place, "open_table"):
+        raise WherefromError(
+            f"a Lance is a folder, its address or a connection, not {place!r:.80}: give what "
+            "lancedb.connect takes"
+        )
     schema, what = _schema(pyarrow, content), f"the Lance table {name!r}"
     failed: list[BaseException] = []
 

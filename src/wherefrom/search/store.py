@@ -22,6 +22,7 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder
 from ..artefacts.draft import Draft
 from ..artefacts.lock import only_one
+from ..artefacts.parts import PartFolders
 from ..artefacts.pieces import Pieces
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, ahead, batched, check_batch_size, item_shape, length
@@ -115,6 +116,8 @@ class VectorStore:
             with store._only_builder():
                 if store.given < count:
                     store._fill(dataset, make, label)
+        else:
+            PartFolders(artefact).clear_late()
         return store
 
     @classmethod

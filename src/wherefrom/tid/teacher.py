@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact, Folder
-from ..attribution.attributor import Attributor, Chunks, Halved
+from ..attribution.attributor import SCORES, Attributor, Chunks, Halved
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, cond_rows, length
 from ..diffusion.denoiser import Denoiser, check_denoiser, check_model
@@ -30,7 +30,7 @@ from ..factors.probe import Precision, Probe, Target
 from ..running.memory import Budget
 from ..running.modes import outside_inference
 from ..running.progress import bar
-from ..running.ranks import share
+from ..running.ranks import agreed, share
 from ..search.vectors import Dtype
 from .angle import SelfKernels, Similarity, squared
 from .index import DIM, Index
@@ -139,6 +139,7 @@ class TID(Attributor):
 
     def part(self, queries: Queries, dataset: Dataset, batch_size: int, of: range) -> Halved:
         """`halved` of some items; then each process knows the self-kernels that any has found."""
+        agreed(self.curvature.fitted, SCORES)
         if of:
             for start, tau, halves in self.halved(queries, dataset, batch_size, of):
                 yield of.start + start, tau, halves

@@ -9,7 +9,7 @@ number is a function of the seed and the step, so a run that was killed goes on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal, get_args
@@ -32,7 +32,7 @@ from ..factors.probe import one_of
 from ..running.interrupt import deferred_interrupt
 from ..running.modes import outside_inference
 from ..running.progress import bar, quiet
-from ..running.ranks import gathered
+from ..running.ranks import agreed, gathered
 from ..running.watch import Watch
 from ..tid.teacher import TID
 from .embedder import Embedder
@@ -190,7 +190,7 @@ def distill(
             looks, since = [Look(*values) for values in notes["looks"]], notes["since"]
             losses += notes["losses"]
     start = checkpoint.step if checkpoint else 0
-    _check_agreed({**identity, "epochs": settings.epochs, "the step to go on from": start})
+    agreed({**identity, "epochs": settings.epochs, "step to go on from": start}, _WHAT)
     if start > steps:
         raise WherefromError(
             f"the distillation in {store} is already {start} steps long, not {steps}; choose "
@@ -248,18 +248,6 @@ def distill(
         raise KeyboardInterrupt  # now that the checkpoint is whole, and all have stopped
     # the first has examined it
     return learner.embedder, gathered(tuple(looks), _WHAT)[0]
-
-
-def _check_agreed(identity: Mapping[str, Any]) -> None:
-    """Refuse processes that would not make the same student."""
-    said = gathered(identity, _WHAT)
-    for rank, theirs in enumerate(said):
-        differs = [name for name in {**said[0], **theirs} if said[0].get(name) != theirs.get(name)]
-        if differs:
-            raise WherefromError(
-                f"process {rank} of {len(said)} has another {differs[0]} than the first: give all "
-                "the same, and a store on a disk that all of them see"
-            )
 
 
 def _say_idle(idle: int, world: int, draws: int) -> None:
