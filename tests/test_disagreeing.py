@@ -16,7 +16,8 @@ import torch
 import wherefrom
 from forks import group
 from helpers import Noise, small_dit, stirred
-from wherefrom.baselines import MUCS
+from wherefrom.baselines import MUCS, Pixel
+from wherefrom.evaluation import Recipe, Setup, counterfactual
 from wherefrom.running.ranks import alone, gathered, meet, summed
 from wherefrom.running.watch import Watch
 
@@ -93,6 +94,21 @@ def test_queries_that_are_unlearned_by_several_are_the_same(tmp_path: Path) -> N
         method.scores(torch.full((2, 1, 8, 8), float(rank)), Noise(7), 4)
 
     refused(tmp_path, work, "queries", "the unlearning")
+
+
+@pytest.mark.parametrize("differs", ["steps", "seeds", "methods", "removals"])
+def test_an_evaluation_of_two_is_refused(differs: str, tmp_path: Path) -> None:
+    def work(rank: int) -> None:
+        other = differs if rank else ""
+        training = {"steps": 2 if other == "steps" else 1, "batch_size": 4, "lr": 1e-3}
+        one = Setup(lambda seed: small_dit(), wherefrom.EDM(), Noise(20), training, 2)
+        methods = {"pixel": Recipe(lambda *_: Pixel())} if other == "methods" else {}
+        seeds = (1,) if other == "seeds" else (0,)
+        more = {"queries": 2, "controls": 3 if other == "removals" else 2, "metrics": ("mse",)}
+        counterfactual(one, methods, tmp_path / "evaluation", seeds, **more)
+
+    stages = {"methods": "the scoring", "removals": "the retraining"}
+    refused(tmp_path, work, differs, stages.get(differs, "the evaluation"))
 
 
 def test_processes_that_have_come_to_different_work_say_so(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ..attribution.attributor import read_queries
 from ..data.items import check_batch_size, item_shape, length, query_count
 from ..diffusion.together import apart
 from ..errors import WherefromError, whole
-from ..running.ranks import share
+from ..running.ranks import agreed, share
 from .metrics import available
 from .one_seed import CONTROL, Method, Study
 from .results import Results, Row
@@ -137,7 +137,9 @@ def claimed(
     """The folder of an evaluation, once it is clear that it holds no other."""
     evaluation = Evaluation(folder)
     asked = {"queries": queries, "given": None if given is None else fingerprint(given)}
-    evaluation.claim({**setup.identity(), **asked, "coupled": coupled})
+    identity = {**setup.identity(), **asked, "coupled": coupled}
+    agreed(identity, "the evaluation")
+    evaluation.claim(identity)
     return evaluation
 
 

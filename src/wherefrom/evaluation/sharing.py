@@ -13,11 +13,11 @@ from functools import lru_cache
 from torch import Tensor
 
 from ..errors import WherefromError
-from ..running.ranks import deal, share
+from ..running.ranks import agreed, deal, share
 from .one_seed import Method, Removal, Study
 from .similarity import Metric
 
-_SCORING, _COMPARING = "the scoring", "the comparison of images"
+_EVALUATION, _SCORING, _COMPARING = "the evaluation", "the scoring", "the comparison of images"
 _TRAINING, _RETRAINING = "the training of the full networks", "the retraining"
 Group = tuple[int, tuple[str, ...]]  # a seed, and the keys of networks that are trained as one
 
@@ -39,6 +39,7 @@ class Studies:
             raise WherefromError(
                 "an evaluation is not made in shards: start it under torchrun, or as one process"
             )
+        agreed({"seeds": list(seeds)}, _EVALUATION)
         self.seeds, self.coupled, self.together = seeds, coupled, together
         self.of = lru_cache(1)(make)  # one network at a time is held
 
@@ -79,6 +80,7 @@ class Studies:
         """Compute the scores of every method; by seed and name, the settings that they are known
         by. `finds_do`: a method whose finds are kept needs no scores.
         """
+        agreed({"methods": list(methods)}, _SCORING)
         parts = min(share().world, self.of(self.seeds[0]).queries)
 
         def begin(job: tuple[int, str]) -> tuple[str, float | None]:
@@ -105,6 +107,7 @@ class Studies:
         regenerate.
         """
         removed = _by_key(removals)
+        agreed({"removals": {seed: list(sets) for seed, sets in removed.items()}}, _RETRAINING)
 
         def work(group: Group) -> None:
             seed, keys = group
