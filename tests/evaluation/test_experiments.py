@@ -304,6 +304,14 @@ def test_an_encoder_with_weights_from_a_wheel_is_a_method_too(
     assert scores.diagonal().tolist() == pytest.approx([1] * 4, abs=1e-4)
 
 
+def test_a_second_look_takes_more_than_is_removed() -> None:
+    name = "TID index, cosine, second look"
+    model = wherefrom.Denoiser(wherefrom.preset("digits").network(), wherefrom.EDM())
+    for fraction, share in ((0.02, 0.04), (0.6, 1.0)):
+        method: Any = tiny(fractions=(0.01, fraction)).methods([name])[name]
+        assert method.about(model, SMALL)["exact"] == share
+
+
 def test_captions_are_read_from_cocos_own_layout(tmp_path: Path) -> None:
     for part, count in (("train2017", 3), ("val2017", 2)):
         names = [f"{part}-{index}.png" for index in range(count)]

@@ -86,7 +86,11 @@ class Experiment:
         known = standard(
             self.draws, self.samples, self.dim, self.distillation, self.unlearning, self.batch_size
         )
-        others = varied(self.draws, self.samples, self.dim, self.distillation, self.batch_size)
+        # a second look at no more than is removed would change nothing
+        twice = min(1.0, 2 * max(self.fractions))
+        others = varied(
+            self.draws, self.samples, self.dim, self.distillation, self.batch_size, twice
+        )
         others |= encoded(self.batch_size) | ablated(self.draws, self.samples, self.batch_size)
         others = {name: method for name, method in others.items() if name not in known}
         if names is None:
@@ -275,7 +279,7 @@ EXPERIMENTS = {
             dim=2048,
             controls=4,
             batch_size=64,
-            distillation={"epochs": 150, "batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128},
+            distillation={"epochs": 48, "batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128},
             unlearning={"lr": 2e-4, "batch": 64, "max_steps": 400},
             # an average that forgets sooner: after so few steps the preset's would still be a fifth
             # the untrained network

@@ -139,9 +139,11 @@ def varied(
     dim: int | None = None,
     distillation: Mapping[str, Any] | None = None,
     batch_size: int = 256,
+    exact: float = 0.02,
 ) -> dict[str, Method]:
     """The same methods by the angle, and the gradient methods at the best settings that are known
-    of them (docs/results.md); the arguments are those of `standard`.
+    of them (docs/results.md); the arguments are those of `standard`, and `exact` is the share of
+    the training images that a second look takes.
     """
 
     def drawn(denoiser: Denoiser, dataset: Dataset, count: int = draws) -> Draws:
@@ -189,7 +191,7 @@ def varied(
         **{f"TID, cosine, damping {one:g}": tid("cosine", damping=one) for one in (0.01, 1.0)},
         "TID, cosine, magnitudes kept": tid("cosine", normalize="none"),
         "TID index, cosine": index("cosine"),
-        "TID index, cosine, second look": index("cosine", 0.02),
+        "TID index, cosine, second look": index("cosine", exact),
         "TIDE, cosine": tide("cosine"),
         "TIDE, lists": tide(**lists),
         "TIDE, lists, cosine": tide("cosine", **lists),
