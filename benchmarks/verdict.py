@@ -1,0 +1,56 @@
+"""The evaluation that the defaults are to follow: every method beside its variants, in the same
+seeds and with one set of controls.
+
+    python benchmarks/verdict.py digits --out runs/digits --seeds 40 41
+    python benchmarks/verdict.py cifar10-small --out runs/cifar10-small --data cifar10.npz \\
+        --seeds 0 1 2 3 4 5 --processes 9 --metrics ssim mse
+
+It goes on where it was stopped. On a machine that is there for minutes, take along what is new in
+the folder, all but `model`, `scores`, `methods`, `retraining` and `log` of each seed, and go on
+elsewhere: what was found is retrained without network and scores. More metrics can be asked for
+later, without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from wherefrom.evaluation.experiments import experiment
+from wherefrom.evaluation.parallel import evaluate_in_parallel
+from wherefrom.report.tables import Tables
+
+METHODS = (
+    *("TID", "TID, relative", "TID, cosine"),
+    *("TID index, cosine", "TID index, cosine, second look"),
+    *("TIDE", "TIDE, cosine", "TIDE, lists", "TIDE, lists, cosine"),
+    *("D-TRAK", "D-TRAK, cosine", "D-TRAK, tuned", "D-TRAK, tuned, cosine"),
+    *("DAS, tuned", "TRAK", "K-FAC influence", "K-FAC influence, cosine", "MUCS"),
+    *("Activations", "Pixel", "EfficientNet-Lite0"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="of the evaluation")
+    parser.add_argument("--out", type=Path, required=True, help="its folder")
+    parser.add_argument("--data", type=Path, help="where its images are")
+    parser.add_argument("--seeds", type=int, nargs="+", required=True)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--metrics", nargs="+", help="none: those of the evaluation")
+    asked = parser.parse_args()
+    one = experiment(asked.name)
+    if asked.metrics:
+        one = dataclasses.replace(one, metrics=tuple(asked.metrics))
+    if asked.processes == 1:
+        one.run(asked.out, asked.data, asked.seeds, METHODS)
+    else:
+        evaluate_in_parallel(one, asked.out, asked.data, asked.seeds, METHODS, asked.processes)
+    tables = Tables(asked.out)
+    print(tables.against().markdown())
+    print(tables.angle().markdown())
+
+
+if __name__ == "__main__":
+    main()
