@@ -17,6 +17,7 @@ import wherefrom
 from wherefrom.evaluation import Results, parallel, removal_union
 from wherefrom.evaluation.finds import Finds
 from wherefrom.evaluation.parallel import evaluate_in_parallel
+from wherefrom.evaluation.study import Evaluation
 from wherefrom.report.studies import found, removed
 from wherefrom.report.tables import Tables
 
@@ -76,6 +77,21 @@ def test_what_was_not_retrained_yet_is_retrained_elsewhere_to_the_same_rows(
     for name in ("regenerated", "similarities"):
         shutil.rmtree(light / "seed-0" / name)
     assert EXPERIMENT.run(light, methods=METHODS).rows == whole[1].rows
+
+
+def test_a_network_that_is_trained_again_must_be_the_one_that_made_the_images(
+    light: Path, counted: Counted
+) -> None:
+    model = light / "seed-0" / "model"
+    EXPERIMENT.run(light, methods=[*METHODS, "Activations"])
+    assert counted.trained == 2  # the full network, and without what was found
+    shutil.rmtree(model)
+    kept = Evaluation(light).seed(0).queries()
+    kept.finish(kept.state, images={"images": kept.read("images")["images"] + 0.1})
+    sentence = f"trained again and generates other images than it did: bring {model} along"
+    for _ in range(2):  # and it is not taken for the right one the next time
+        with pytest.raises(wherefrom.WherefromError, match=sentence):
+            EXPERIMENT.run(light, methods=["TRAK"])
 
 
 def test_tables_and_figures_need_no_scores(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..artefacts.artefact import there
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor
 from ..data.fingerprint import data_fingerprint
@@ -34,6 +35,7 @@ from .study import Evaluation, join_parts
 # model, training set and a folder to keep things in: fitted
 Method = Callable[[Denoiser, Dataset, Path], Attributor]
 CONTROL = "random"
+_ROUNDING = 1e-3  # of generated images, in [-1, 1]
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,25 @@ class Study:
 
     @property
     def network(self) -> nn.Module:
-        """The network that saw everything, trained or read."""
+        """The network that saw everything, trained or read; one that is trained again, as it was
+        not brought along, must still be the one that made the images.
+        """
         if self._network is None:
-            self._network = self.setup.trained(self.seed, self.files.model)
+            again = bool(self.files.queries().state) and not there(self.files.model)
+            network = self.setup.trained(self.seed, self.files.model)
+            if again and not self._made_images(network):
+                shutil.rmtree(self.files.model)
+                raise WherefromError(
+                    f"the network of seed {self.seed} was trained again and generates other images "
+                    f"than it did: bring {self.files.model} along, or begin in another folder"
+                )
+            self._network = network
         return self._network
+
+    def _made_images(self, network: nn.Module) -> bool:
+        """Whether a network generates what is kept, up to rounding."""
+        made, kept = self.setup.generated(network, self.seed, self.queries), self.files.images()
+        return torch.allclose(made, kept, atol=_ROUNDING)
 
     def trained(self) -> nn.Module:
         """That network, once its images are there too."""
@@ -127,7 +144,7 @@ class Study:
         if self._given is None:
             return generated
         given = self._given.float().cpu()
-        if given.shape != generated.shape or not torch.allclose(given, generated, atol=1e-3):
+        if given.shape != generated.shape or not torch.allclose(given, generated, atol=_ROUNDING):
             warnings.warn(
                 f"the queries are not what the network of seed {self.seed} generates from this "
                 "seed's noise: regenerated images will differ from them for that reason alone",
