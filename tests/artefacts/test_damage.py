@@ -92,8 +92,8 @@ def test_a_damaged_file_of_any_kind_is_a_sentence_that_names_it(made, kind) -> N
                     (place / name).write_bytes(content)
 
             said = outcome(kind, whole, expected, damage)
-            if "regenerated" in name.parts:
-                continue  # never read again: how alike the images were is kept
+            if "regenerated" in name.parts or (kind == "datamodelling" and "finds" in name.parts):
+                continue  # never read again: how alike the images were is kept, or all scores
             assert "make it again" in said, f"{name}: {how}"
             assert name.name in said or "image" in said, f"{name}: {how}"
             assert "\n" not in said
