@@ -81,6 +81,8 @@ def test_a_damaged_file_of_any_kind_is_a_sentence_that_names_it(made, kind) -> N
     whole, expected = made(kind)
     names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
     files = [name for name in names if name.suffix in (".safetensors", ".bin")]
+    # of artefacts that lie side by side, as those of an evaluation's methods, one
+    files = list({(name.parent.parent, name.name): name for name in files}.values())
     assert files or kind == "curvature of K-FAC"
     for name in files:
         for how, change in DAMAGES.items():
@@ -146,9 +148,10 @@ def test_an_edited_field_of_any_kind_is_a_sentence_that_names_it(made, kind) -> 
     for path in lists(whole):
         name, content = path.relative_to(whole), json.loads(path.read_text())
         ways = [way for way in fields(content) if way[0] != "checks"]
-        for place, way in enumerate(ways):
-            # all of them for one kind; elsewhere they take turns
-            values = WRONG if kind == "bank, opened" else [WRONG[place % len(WRONG)]]
+        # all of them for one kind; elsewhere they take turns, and what is inside is left
+        whole_list = kind == "bank, opened"
+        for place, way in enumerate(way for way in ways if whole_list or len(way) <= 2):
+            values = WRONG if whole_list else [WRONG[place % len(WRONG)]]
             for value in values:
                 changed = edited(content, way, value)
                 if changed == content:
