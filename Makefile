@@ -21,9 +21,10 @@ lint: $(READY)
 types: $(READY)
 	$(RUN)mypy
 
-# two processes of one thread each: files of tests are dealt out to them whole
+# two processes of one thread each: files of tests are dealt out to them whole. They start a hundred
+# more, so bytecode is kept even where the environment says not to
 unit: $(READY)
-	$(RUN)pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(RUN)pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # the documentation as a site, in site/; a broken link or anchor fails. The tests build it too.
 docs: $(READY)

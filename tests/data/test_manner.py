@@ -18,7 +18,7 @@ from wherefrom import baselines
 from wherefrom.data import digits
 from wherefrom.data.manner import Manner
 
-DIGITS = torch.stack([digits()[index] for index in range(200)])  # [-1, 1], 1 x 8 x 8
+DIGITS = torch.as_tensor(digits().pixels)[:200]  # [-1, 1], 1 x 8 x 8
 
 
 def seeded(*shape: int) -> Tensor:
