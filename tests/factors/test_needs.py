@@ -494,12 +494,14 @@ MEASURED = """
 
 
 def test_the_memory_that_a_fit_takes_is_within_a_quarter_of_what_was_said():
+    # what is freed is given back at once: what a heap keeps differs by a tenth from run to run
+    exact = {f"MALLOC_{name}_THRESHOLD_": "65536" for name in ("MMAP", "TRIM")}
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MEASURED)],
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])},
+        env={**os.environ, **exact, "PYTHONPATH": str(Path(module.__file__).parents[2])},
     )
     said, taken = map(int, ran.stdout.split())
     assert 0.75 < taken / said < 1.25
