@@ -1,7 +1,7 @@
 """What a method found for the queries of a seed: the best training images of each and the last few,
 in the place of the scores of all.
 
-It is a hundredth of the scores, and all that retraining, tables and figures need: where it is kept,
+It is a twentieth of the scores, and all that retraining, tables and figures need: where it is kept,
 neither scores nor the network are needed any more.
 """
 

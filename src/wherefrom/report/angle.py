@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from ..evaluation.results import Results
-from ..evaluation.statistics import estimate, paired_test
-from .table import Table, estimated, number, signed
+from ..evaluation.statistics import estimate
+from .table import Table, beside, estimated
 
 _ANGLE = ", cosine"
 
@@ -28,15 +26,8 @@ def angle_table(results: Results, fraction: float, words: str) -> Table:
         common = [seed for seed in plain if seed in angle]
         if not common:
             continue
-        gain = estimate([angle[seed] - plain[seed] for seed in common])
-        chance = ""
-        if len(common) > 1:
-            one, two = (
-                {seed: torch.tensor([found[seed]]) for seed in common} for found in (angle, plain)
-            )
-            chance = number(paired_test(one, two).p_value)
         each = [estimated(estimate(found[seed] for seed in common)) for found in (plain, angle)]
-        rows.append([name, *each, signed(gain), chance, str(len(common))])
+        rows.append([name, *each, *beside(angle, plain), str(len(common))])
     title = (
         f"Mean AUC by {', '.join(results.metrics)} without and with the angle, {words}; mean over "
         "seeds ± standard error; p: exact sign-flip test in which a seed counts once"

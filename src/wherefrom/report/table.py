@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..artefacts.files import save_bytes
-from ..evaluation.statistics import Estimate, Interval
+from ..evaluation.statistics import Estimate, Interval, estimate, paired_test
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,20 @@ def signed(value: Estimate) -> str:
     """A difference with its standard error, where there is one."""
     error = "" if value.count < 2 else f" ± {number(value.error)}"
     return f"{value.mean:+.3f}".replace("0.", ".", 1) + error
+
+
+def beside(mine: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[str, str]:
+    """By how much one value a seed differs from another, in the seeds that have both, and the p of
+    an exact sign-flip test in which a seed counts once; empty where it cannot be told.
+    """
+    common = [seed for seed in mine if seed in theirs]
+    if not common:
+        return "", ""
+    less = signed(estimate([mine[seed] - theirs[seed] for seed in common]))
+    if len(common) < 2:
+        return less, ""
+    one, other = ({seed: torch.tensor([some[seed]]) for seed in common} for some in (mine, theirs))
+    return less, number(paired_test(one, other).p_value)
 
 
 def within(value: Interval) -> str:

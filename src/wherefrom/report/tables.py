@@ -30,7 +30,7 @@ from ..evaluation.statistics import (
 from ..evaluation.study import Evaluation
 from .angle import angle_table, angled
 from .nearest import nearest_table
-from .table import Table, estimated, number, seeds_said, signed, within
+from .table import Table, beside, estimated, number, seeds_said, within
 
 _ABLATIONS = {ablation.name for ablation in every_ablation} - {"TID"}
 _RANDOM = "random against random"
@@ -109,13 +109,7 @@ class Tables:
         theirs = results.seed_aucs(reference, at) if reference in methods else {}
         for method in methods:
             mine, sizes = results.seed_aucs(method, at), results.removed(method, at)
-            common = [] if method == reference else [seed for seed in mine if seed in theirs]
-            less, chance = "", ""
-            if common:
-                less = signed(estimate([mine[seed] - theirs[seed] for seed in common]))
-            if len(common) > 1:
-                test = paired_test(_apart(mine, common), _apart(theirs, common))
-                chance = number(test.p_value)
+            less, chance = ("", "") if method == reference else beside(mine, theirs)
             value, removed = estimate(mine.values()), sum(sizes.values()) / len(sizes)
             cells = [method, estimated(value), less, chance, f"{removed:,.0f}", str(len(mine))]
             rows.append((value.mean, cells))
@@ -344,10 +338,6 @@ class Tables:
         how = "coupled" if self.settings["coupled"] else "uncoupled"
         over, queries = seeds_said(len(seeds or self.seeds)), self.settings["queries"]
         return f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining"
-
-
-def _apart(values: Mapping[int, float], seeds: Sequence[int]) -> PerSeed:
-    return {seed: torch.tensor([values[seed]]) for seed in seeds}
 
 
 def _means(values: PerSeed) -> PerSeed:
