@@ -30,7 +30,7 @@ from wherefrom.serve import app
 
 _SAID = "the page is not looked at: this needs playwright and Chromium"
 try:
-    from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+    from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 except ImportError:
     pytest.skip(_SAID, allow_module_level=True)
 CHROMIUM = next(
@@ -184,6 +184,27 @@ def test_an_image_is_chosen_dropped_or_pasted(visit: Visit, address: str, run: B
         expect(page.locator("#asked-said")).to_have_text(f"{way}.png")
         expect(cards(page).first).to_have_attribute("data-id", str(item))
     expect(page.locator("#drop")).to_be_hidden()
+
+
+def test_what_is_asked_before_the_run_is_known_waits_for_it(
+    visit: Visit, address: str, run: Bench
+) -> None:
+    page = visit(address)
+    held: list[Route] = []
+    page.route("**/api/about", lambda route: held.append(route))
+    with page.expect_request("**/api/about"):
+        page.reload()
+    for name in ("Generate", "Another seed"):
+        expect(page.get_by_role("button", name=name)).to_be_disabled()
+    page.get_by_label("Seed", exact=True).press("Enter")
+    give(page, png(run, 2), "two.png")
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")  # the page has its turn
+    expect(page.locator("#working")).to_be_hidden()
+    expect(page.locator("#problem")).to_be_hidden()
+    held[0].continue_()
+    expect(page.locator("#asked-said")).to_have_text("two.png")
+    expect(cards(page).first).to_have_attribute("data-id", "2")
+    asked(page)
 
 
 def test_a_source_is_looked_at_closely_and_its_words_are_only_words(

@@ -11,6 +11,8 @@ import { unasked, unsaid } from "./unsaid.js";
 
 const FRAME = 90; // milliseconds that a step is seen at least
 let about = null; // the run
+let known; // called when it is
+const isKnown = new Promise((resolve) => { known = resolve; }); // what is given before waits
 let current = null; // the query that is shown
 let steps = []; // of the query: { image, sources, sigma }
 let exact = false; // whether its ranking is exact TID's
@@ -77,7 +79,8 @@ function film(mine) {
 }
 
 async function search(file, answer = null) {
-  if (!file || !about) return false;
+  if (!file) return false;
+  await isKnown;
   const mine = working("Searching");
   const cond = answer ?? (chosen ? condition() : null);
   let found = false;
@@ -375,7 +378,9 @@ async function start() {
   const classes = wordsWanted() ? [] : about.classes || [];
   $("cond-class").hidden = classes.length === 0;
   $("class").replaceChildren(...classes.map((name) => make("option", { value: name }, name)));
+  for (const button of ["generate", "dice"]) $(button).disabled = false;
   nothing();
+  known();
   const queries = await past();
   if (queries.length && !current && turn === 0) again(queries[0].id);
 }
