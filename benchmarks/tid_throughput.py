@@ -3,6 +3,7 @@ as ratios to the compiled forward + backward of the network.
 
     python benchmarks/tid_throughput.py
     python benchmarks/tid_throughput.py --profile      # and where the score pass spends its time
+    python benchmarks/tid_throughput.py --only "score pass, recorded" pairwise    # sooner done
 
 On CUDA the CIFAR-10 backbone, batch 128, bf16; on a CPU a DiT of 2.7M parameters, batch 32. All are
 medians of one run, measured in turns; peak memory is that of scoring N and 2N images.
@@ -11,6 +12,7 @@ medians of one run, measured in turns; peak memory is that of scoring N and 2N i
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -119,6 +121,7 @@ def main() -> None:
     )
     parser.add_argument("--queries", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--only", nargs="+", help="these passes, beside forward and backward")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
@@ -138,21 +141,28 @@ def main() -> None:
     works = {"forward+backward, eager": floor(network, x_sigma, sigma, False)}
     if cuda:
         works = {"forward+backward, compiled": floor(network, x_sigma, sigma, True), **works}
-        eager = passes(tid, queries, x)
-        works |= {f"{name}, eager": work for name, work in eager.items()}
+        works |= {f"{name}, eager": work for name, work in passes(tid, queries, x).items()}
         compiled = wherefrom.TID(denoiser, tid.draws, compile=True).fit(data, batch)
         works |= passes(compiled, queries, x)
         works |= recorded(compiled, queries, x, held)
     else:
         works |= passes(tid, queries, x)
-    for work in works.values():
+    base = next(iter(works))
+    unknown = [name for name in arguments.only or () if name not in works]
+    if unknown:
+        raise SystemExit(f"there is no pass {unknown[0]!r}; there are: {', '.join(works)}")
+    if arguments.only:
+        works = {name: works[name] for name in (base, *arguments.only)}
+    report = Report(arguments.out, machine=machine(), batch=batch, queries=len(queries))
+    for name, work in works.items():
+        started = time.perf_counter()
         for _ in range(3):  # the first compiles, the second records
             work()
+        print(f"{name}: three calls in {time.perf_counter() - started:.0f} s", flush=True)
     rounds = [
         {name: median_ms(work, arguments.repeats) for name, work in works.items()} for _ in range(2)
     ]
-    report = Report(arguments.out, machine=machine(), batch=batch, queries=len(queries))
-    base, rows = next(iter(works)), {}
+    rows = {}
     for name in works:
         one, other = (figures[name] for figures in rounds)
         ratios = [figures[name] / figures[base] for figures in rounds]
@@ -163,9 +173,9 @@ def main() -> None:
             flush=True,
         )
     held.close()  # what was recorded is compared with a pass of its own
-    if cuda:
+    if cuda and not arguments.only:
         report.note(peak_gib_of_scores=peaks(tid, queries, data, batch))
-    for name in ("score pass", "pairwise") if arguments.profile else ():
+    for name in [one for one in ("score pass", "pairwise") if arguments.profile and one in works]:
         print(name)
         print(profiled(works[name]))
 
