@@ -12,6 +12,10 @@ more of them would give is extrapolated. All AUCs are means over metrics. With -
 --each, the seconds of a seed and of a retraining, each choice also has the noise of a mean over as
 many seeds as an hour has room for.
 
+Where every removal was retrained several times (`repeats` of an evaluation), the same is said of
+fewer of them: how far a random removal strays, and by how much methods differ from TID from seed to
+seed.
+
 Beside the AUC stands the paired AUC: an image after the method's removal is compared only with the
 same image after random removals, so that images that every retraining moves do not count.
 """
@@ -67,15 +71,15 @@ class Noise:
 class Rows:
     """The similarities of an evaluation at its first budget, as tensors."""
 
-    def __init__(self, folder: Path) -> None:
-        self.results = Results.load(folder / "results.csv")
+    def __init__(self, results: Results) -> None:
+        self.results = results
         self.fraction = self.results.fractions[0]
         # by seed [C, M, Q]
         each = [self.results.controls(metric, self.fraction) for metric in self.results.metrics]
         self.controls = {seed: torch.stack([one[seed] for one in each], 1) for seed in each[0]}
         shapes = {tuple(one.shape) for one in self.controls.values()}
         if len(shapes) > 1:
-            raise SystemExit(f"the seeds of {folder} have controls of several shapes: {shapes}")
+            raise SystemExit(f"the seeds have controls of several shapes: {shapes}")
         self.count, _, self.queries = next(iter(shapes))
 
     def method(self, name: str) -> dict[int, Tensor]:
@@ -206,6 +210,37 @@ def describe(rows: Rows, name: str, statistic: Statistic, cost: Cost | None) -> 
         print(f"    {method:22} {'  '.join(cells)}  {shown(float(less.std()))}")
 
 
+def by_repeats(results: Results, statistic: Statistic) -> None:
+    """What fewer retrainings of every removal would have given: means over all choices of them."""
+    times = 1 + max(row.repeat for row in results.rows)
+    if times == 1:
+        return
+    generator = torch.Generator().manual_seed(0)
+    print("  retrained without the same images, by how often: random against random strays by,")
+    print("  methods: mean AUC, spread of the difference from TID over seeds")
+    for often in range(1, times + 1):
+        strays, means, spreads = [], dict[str, list[float]](), dict[str, list[float]]()
+        for some in combinations(range(times), often):
+            rows = Rows(Results([row for row in results.rows if row.repeat in some]))
+            strays += [
+                stray(one, rows.count - 1, rows.queries, statistic, generator)
+                for one in rows.controls.values()
+            ]
+            values = {
+                name: torch.tensor(
+                    [statistic(one, rows.controls[seed]) for seed, one in rows.method(name).items()]
+                )
+                for name in results.methods
+            }
+            for name, found in values.items():
+                means.setdefault(name, []).append(float(found.mean()))
+                spreads.setdefault(name, []).append(float((found - values["TID"]).var()))
+        print(f"    {often}: {shown((sum(strays) / len(strays)) ** 0.5)}")
+        for name, mean in means.items():
+            spread = (sum(spreads[name]) / len(spreads[name])) ** 0.5
+            print(f"      {name:32} {shown(sum(mean) / len(mean))}  {shown(spread)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="+", help="with a results.csv each")
@@ -216,10 +251,12 @@ def main() -> None:
     known = asked.once is not None and asked.each is not None
     cost = Cost(asked.once, asked.each, asked.methods) if known else None
     for folder in asked.folders:
-        rows = Rows(folder)
+        results = Results.load(folder / "results.csv")
+        rows = Rows(results)
         print(f"\n{folder.name}: {len(rows.controls)} seeds, {rows.queries} queries")
         for name, statistic in STATISTICS.items():
             describe(rows, name, statistic, cost)
+            by_repeats(results, statistic)
 
 
 if __name__ == "__main__":

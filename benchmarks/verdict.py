@@ -38,15 +38,18 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="where its images are")
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--methods", nargs="+", help="some of them")
+    parser.add_argument("--repeats", type=int, default=1, help="of every retraining")
     parser.add_argument("--metrics", nargs="+", help="none: those of the evaluation")
     asked = parser.parse_args()
-    one = experiment(asked.name)
+    one = dataclasses.replace(experiment(asked.name), repeats=asked.repeats)
+    methods = asked.methods or METHODS
     if asked.metrics:
         one = dataclasses.replace(one, metrics=tuple(asked.metrics))
     if asked.processes == 1:
-        one.run(asked.out, asked.data, asked.seeds, METHODS)
+        one.run(asked.out, asked.data, asked.seeds, methods)
     else:
-        evaluate_in_parallel(one, asked.out, asked.data, asked.seeds, METHODS, asked.processes)
+        evaluate_in_parallel(one, asked.out, asked.data, asked.seeds, methods, asked.processes)
     tables = Tables(asked.out)
     print(tables.against().markdown())
     print(tables.angle().markdown())

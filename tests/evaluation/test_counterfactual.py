@@ -551,3 +551,74 @@ def test_other_settings_leave_no_row_of_the_old_ones_at_any_budget() -> None:
     old = [Row(0, "m", "a", at, 3, "mse", 0, 0.5) for at in (0.02, 0.05)]
     new = [Row(0, "m", "b", 0.02, 3, "mse", 0, 0.4)]
     assert Results(old).updated(Results(new)).rows == tuple(new)
+
+
+# --- repeats --------------------------------------------------------------------------------------
+
+
+def test_a_repeat_leaves_one_more_image_out_another_each_time(tmp_path: Path) -> None:
+    one = setup()
+    study = Study(one, claimed(one, tmp_path, 3, True), 0, 3)
+    removal = study.random_removals((0.1,), 1)[0]
+    first, *again = study.repeated(removal, 4)
+    assert first == removal
+    assert [one.repeat for one in again] == [1, 2, 3]
+    held = set(removal.indices.tolist())
+    more = [set(one.indices.tolist()) - held for one in again]
+    assert all(held < set(one.indices.tolist()) for one in again)
+    assert [len(one) for one in more] == [1, 1, 1]
+    assert len(set().union(*more)) == 3
+    with pytest.raises(wherefrom.WherefromError, match="repeats needs another of them"):
+        study.repeated(removal, 60)
+
+
+def test_the_mean_over_repeats_counts_and_each_has_its_rows(
+    tmp_path: Path, counted: Counted
+) -> None:
+    how: dict[str, Any] = {"queries": 3, "controls": 2, "metrics": ("ssim",)}
+    once = counterfactual(setup(), {"it": FIRST}, tmp_path, **how)
+    before, counted.trained = counted.trained, 0
+    results = counterfactual(setup(), {"it": FIRST}, tmp_path, repeats=3, **how)
+    assert counted.trained == 2 * (before - 1)  # twice more, the full network not again
+    assert [row for row in results.rows if not row.repeat] == list(once.rows)
+    assert set(Results.load(tmp_path / "results.csv").rows) == set(results.rows)
+    metric = results.metrics[0]
+    each = [
+        torch.tensor([r.similarity for r in results.rows if (r.method, r.repeat) == ("it", n)])
+        for n in range(3)
+    ]
+    assert not torch.equal(each[0], each[1])
+    found = results.similarities("it", metric, 0.02)[0]
+    torch.testing.assert_close(found, torch.stack(each).double().mean(0))
+    assert results.repeats("random 0", metric, 0.02) == {0: 3}
+    assert results.removed("it", 0.02) == once.removed("it", 0.02)
+    assert "coupled retraining, 3 times each" in Tables(tmp_path).auc().title
+
+
+def test_a_method_is_not_compared_with_controls_of_more_retrainings(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"queries": 3, "controls": 2, "metrics": ("mse",)}
+    counterfactual(setup(), {"it": FIRST, "other": LAST}, tmp_path, **how)
+    counterfactual(setup(), {"it": FIRST}, tmp_path, repeats=2, **how)
+    mixed = Results.load(tmp_path / "results.csv")
+    assert mixed.mean_auc("it", 0.02).count == 1
+    sentence = "in seed 0 other has 1 retrainings by .* and random 0 has 2: run other again with 2"
+    for ask in (lambda: mixed.mean_auc("other", 0.02), Tables(tmp_path).auc):
+        with pytest.raises(wherefrom.WherefromError, match=sentence):
+            ask()
+    counterfactual(setup(), {"other": LAST}, tmp_path, repeats=2, **how)
+    assert Results.load(tmp_path / "results.csv").mean_auc("other", 0.02).count == 1
+
+
+def test_tables_of_before_repeats_are_read(tmp_path: Path) -> None:
+    rows = [Row(0, "it", "a", 0.02, 1, "MSE", query, 0.5) for query in range(2)]
+    Results(rows).save(tmp_path / "new.csv")
+    lines = (tmp_path / "new.csv").read_text().splitlines()
+    assert lines[0].endswith(",similarity,repeat")
+    (tmp_path / "old.csv").write_text("\n".join(one.rpartition(",")[0] for one in lines))
+    assert Results.load(tmp_path / "old.csv").rows == tuple(rows)
+
+
+@pytest.mark.parametrize("repeats", [0, 1.5, True])
+def test_repeats_are_a_whole_number(tmp_path: Path, repeats: Any) -> None:
+    with pytest.raises(wherefrom.WherefromError, match="repeats"):
+        counterfactual(setup(), METHODS, tmp_path, repeats=repeats)

@@ -137,6 +137,9 @@ def evaluate(
     metric: Annotated[
         list[str] | None, typer.Option(help="A similarity by name, again for more.")
     ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="How often to retrain without the same images.")
+    ] = None,
     coupled: Coupled = True,
     images: Images = None,
     processes: Annotated[
@@ -150,7 +153,14 @@ def evaluate(
     """
     from .evaluate import changed, counted, run_evaluation
 
-    one = changed(name, fractions=fraction, metrics=metric, coupled=coupled, images=images)
+    one = changed(
+        name,
+        fractions=fraction,
+        metrics=metric,
+        repeats=repeats,
+        coupled=coupled,
+        images=images,
+    )
     with talking(False), joined(None):
         run_evaluation(one, out, data, counted(seeds, first_seed), method, processes)
 

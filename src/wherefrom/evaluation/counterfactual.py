@@ -22,7 +22,7 @@ from ..diffusion.together import apart
 from ..errors import WherefromError, whole
 from ..running.ranks import agreed, share
 from .metrics import available
-from .one_seed import CONTROL, Method, Study
+from .one_seed import CONTROL, Method, Removal, Study
 from .results import Results, Row
 from .setup import Setup
 from .sharing import Studies
@@ -40,6 +40,7 @@ def counterfactual(
     queries: int | Tensor = 20,
     fractions: Sequence[float] = (0.02,),
     controls: int = 3,
+    repeats: int = 1,
     coupled: bool = True,
     metrics: Sequence[str] = ("ssim", "mse"),
     together: int | None = None,
@@ -59,6 +60,9 @@ def counterfactual(
         fractions: of the training set, removed for each query.
         controls: random removals in each seed and for each fraction, with the same budget for each
             query.
+        repeats: how often is retrained without what was found, or without what a control removes:
+            from the second time on, with one more random image left out, since a single image
+            already makes steps lead elsewhere. Similarities count with their mean.
         coupled: whether retraining shares batches and noise with the full training, or shuffles
             anew as in the paper.
         metrics: names of similarities; one whose weights are missing is left out with a warning.
@@ -73,7 +77,7 @@ def counterfactual(
         raise WherefromError("there are no queries: ask for at least one")
     if isinstance(queries, Tensor):
         read_queries(queries, item_shape(setup.dataset))  # refuses what no method could score
-    check_asked(setup, seeds, fractions, controls, batch_size)
+    check_asked(setup, seeds, fractions, controls, repeats, batch_size)
     made, missing = available(metrics)
     given = queries if isinstance(queries, Tensor) else None
     evaluation = claimed(setup, folder, count, coupled, given)
@@ -84,11 +88,21 @@ def counterfactual(
         return Study(setup, evaluation, seed, count, given, batch_size)
 
     studies = Studies(study, seeds, coupled, networks_at_once(setup, together))
-    random = {seed: studies.of(seed).random_removals(fractions, controls) for seed in seeds}
+
+    def repeated(seed: int, once: Sequence[Removal]) -> list[Removal]:
+        return [again for one in once for again in studies.of(seed).repeated(one, repeats)]
+
+    random = {
+        seed: repeated(seed, studies.of(seed).random_removals(fractions, controls))
+        for seed in seeds
+    }
     studies.train(random, methods)
     settings = studies.score(methods, finds_do=True)
     removals = {
-        seed: [*studies.of(seed).removals(settings[seed], fractions), *random[seed]]
+        seed: [
+            *repeated(seed, studies.of(seed).removals(settings[seed], fractions)),
+            *random[seed],
+        ]
         for seed in seeds
     }
     studies.retrain(removals)
@@ -97,11 +111,13 @@ def counterfactual(
     for seed in seeds:
         one_seed = studies.of(seed)
         if share().first:
-            one_seed.files.note({(one.method, one.fraction): one.key for one in removals[seed]})
+            first = [one for one in removals[seed] if not one.repeat]
+            one_seed.files.note({(one.method, one.fraction): one.key for one in first})
         for one in sorted(removals[seed], key=lambda one: fractions.index(one.fraction)):
             about = (seed, one.method, one.settings, one.fraction, len(one.indices))
             for metric, values in one_seed.similarities(one.key, made).items():
-                rows += [Row(*about, metric, q, value) for q, value in enumerate(values.tolist())]
+                pairs = enumerate(values.tolist())
+                rows += [Row(*about, metric, q, value, one.repeat) for q, value in pairs]
     results = Results(rows)
     if share().first:
         evaluation.add(results)
@@ -113,6 +129,7 @@ def check_asked(
     seeds: Sequence[int],
     fractions: Sequence[float],
     controls: int,
+    repeats: int,
     batch_size: int,
 ) -> None:
     """Refuse what no evaluation can be of, before any work."""
@@ -123,6 +140,7 @@ def check_asked(
     for fraction in fractions:
         budget(length(setup.dataset), fraction)  # which refuses what is no share
     whole("controls", controls, 0)
+    whole("repeats", repeats, 1)
     check_batch_size(batch_size)
 
 

@@ -47,6 +47,7 @@ class Experiment:
     queries: int = 20
     fractions: tuple[float, ...] = (0.02,)
     controls: int = 3
+    repeats: int = 1  # of every retraining
     draws: int = 32
     samples: int = 2000
     dim: int | None = None
@@ -123,6 +124,7 @@ class Experiment:
             queries=one.queries,
             fractions=one.fractions,
             controls=one.controls,
+            repeats=one.repeats,
             coupled=one.coupled,
             metrics=one.metrics,
             batch_size=one.batch_size,

@@ -80,6 +80,7 @@ class Removal(NamedTuple):
     settings: str  # of the method, as a short digest
     fraction: float
     indices: Tensor
+    repeat: int = 0
 
     @property
     def key(self) -> str:
@@ -202,6 +203,24 @@ class Study:
                 union = torch.cat(chosen).unique()
                 removals.append(Removal(f"{CONTROL} {number}", "", fraction, union))
         return [self._checked(removal) for removal in removals]
+
+    def repeated(self, removal: Removal, repeats: int) -> list[Removal]:
+        """A removal, and as often as it is repeated with one more image at random, another each
+        time, as steps that begin to differ lead elsewhere.
+        """
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "repeats", 0))
+        order = torch.randperm(self._total, generator=generator)
+        more = order[~torch.isin(order, removal.indices)][: repeats - 1]
+        if len(more) < repeats - 1:
+            raise WherefromError(
+                f"{removal.method} leaves {len(more)} images, and each of {repeats - 1} repeats "
+                "needs another of them: ask for fewer repeats"
+            )
+        wider = [torch.cat([removal.indices, one[None]]).sort().values for one in more]
+        again = [
+            removal._replace(indices=one, repeat=number) for number, one in enumerate(wider, 1)
+        ]
+        return [removal, *map(self._checked, again)]
 
     def _checked(self, removal: Removal) -> Removal:
         total, batch = self._total, int(self.setup.training["batch_size"])

@@ -104,7 +104,8 @@ def evaluate_in_parallel(
             "start one process without torchrun"
         )
     names, setup = list(experiment.methods(methods)), experiment.setup(data)
-    check_asked(setup, seeds, experiment.fractions, experiment.controls, experiment.batch_size)
+    sizes = experiment.fractions, experiment.controls, experiment.repeats, experiment.batch_size
+    check_asked(setup, seeds, *sizes)
     available(experiment.metrics)  # refuses a wrong name
     evaluation = claimed(setup, folder, experiment.queries, experiment.coupled)
     waiting, done = jobs(seeds, names, experiment.queries), set[Job]()

@@ -1,8 +1,8 @@
-"""The tidy table of a counterfactual evaluation, one row for each seed, method, budget, metric and
-query, and what it says.
+"""The tidy table of a counterfactual evaluation, one row for each seed, method, budget, repeat,
+metric and query, and what it says.
 
 Summaries compare a method with the random controls of the same seeds and budget; the controls' own
-spread is always beside them.
+spread is always beside them. What was retrained several times counts with its mean similarity.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Row:
     metric: str
     query: int
     similarity: float
+    repeat: int = 0  # of the retraining
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,33 @@ class Results:
         return list(dict.fromkeys(row.fraction for row in self.rows))
 
     def similarities(self, method: str, metric: str, fraction: float) -> dict[int, Tensor]:
-        """A method's by seed, [Q] each."""
-        found: dict[int, list[float]] = {}
-        for row in self._of(method, fraction):
-            if row.metric == metric:
-                found.setdefault(row.seed, []).append(row.similarity)
+        """A method's by seed, [Q] each: the mean over repeats."""
+        found = self._repeated(method, metric, fraction)
         if not found:
             raise WherefromError(
                 f"there is nothing of {method} at {100 * fraction:g} % by {metric} in these results"
             )
         self.settings(method, fraction)  # which refuses a mixture
-        return {seed: torch.tensor(values, dtype=torch.float64) for seed, values in found.items()}
+        return {
+            seed: torch.tensor(list(repeats.values()), dtype=torch.float64).mean(0)
+            for seed, repeats in found.items()
+        }
+
+    def repeats(self, method: str, metric: str, fraction: float) -> dict[int, int]:
+        """How many retrainings that is the mean of, by seed."""
+        found = self._repeated(method, metric, fraction)
+        return {seed: len(repeats) for seed, repeats in found.items()}
+
+    def _repeated(
+        self, method: str, metric: str, fraction: float
+    ) -> dict[int, dict[int, list[float]]]:
+        """By seed and repeat."""
+        found: dict[int, dict[int, list[float]]] = {}
+        for row in self._of(method, fraction):
+            if row.metric == metric:
+                repeats = found.setdefault(row.seed, {})
+                repeats.setdefault(row.repeat, []).append(row.similarity)
+        return found
 
     def settings(self, method: str, fraction: float) -> str:
         """The settings that a method was run with, as a short digest: the same in all seeds, or
@@ -135,7 +152,7 @@ class Results:
 
     def removed(self, method: str, fraction: float) -> dict[int, int]:
         """How many training images were removed, by seed."""
-        return {row.seed: row.removed for row in self._of(method, fraction)}
+        return {row.seed: row.removed for row in self._of(method, fraction) if not row.repeat}
 
     # --- what it says -----------------------------------------------------------------------------
 
@@ -174,8 +191,18 @@ class Results:
     def _against_random(
         self, method: str, metric: str, fraction: float
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """A method's similarities by seed, and those of the controls of its seeds."""
+        """A method's similarities by seed, and those of the controls of its seeds, of as many
+        retrainings.
+        """
         mine = self.similarities(method, metric, fraction)
+        often = self.repeats(method, metric, fraction)
+        for name in self.control_names:
+            for seed, other in self.repeats(name, metric, fraction).items():
+                if often.get(seed, other) != other:
+                    raise WherefromError(
+                        f"in seed {seed} {method} has {often[seed]} retrainings by {metric} and "
+                        f"{name} has {other}: run {method} again with {other} repeats"
+                    )
         return mine, {
             seed: values for seed, values in self.controls(metric, fraction).items() if seed in mine
         }
@@ -204,7 +231,7 @@ class Results:
         """
 
         def key(row: Row) -> tuple[object, ...]:
-            return row.seed, row.method, row.fraction, row.metric, row.query
+            return row.seed, row.method, row.fraction, row.repeat, row.metric, row.query
 
         both = {key(row): row for row in (*self.rows, *newer.rows)}
         now = {(row.seed, row.method): row.settings for row in newer.rows}
@@ -254,6 +281,7 @@ def _row(
     metric: str,
     query: str,
     similarity: str,
+    repeat: str = "0",  # older tables have none
 ) -> Row:
-    numbers = int(query), float(similarity)
+    numbers = int(query), float(similarity), int(repeat)
     return Row(int(seed), method, settings, float(fraction), int(removed), metric, *numbers)

@@ -337,7 +337,11 @@ class Tables:
     def _words(self, seeds: Sequence[int] | None = None) -> str:
         how = "coupled" if self.settings["coupled"] else "uncoupled"
         over, queries = seeds_said(len(seeds or self.seeds)), self.settings["queries"]
-        return f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining"
+        often = {1 + row.repeat for row in self.results.rows if row.seed in (seeds or self.seeds)}
+        times = f", {max(often)} times each" if max(often) > 1 else ""
+        return (
+            f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining{times}"
+        )
 
 
 def _means(values: PerSeed) -> PerSeed:
