@@ -21,7 +21,7 @@ from tiny_experiment import read_by_no_child, tiny
 import wherefrom
 from wherefrom.evaluation import Results, parallel, removal_union
 from wherefrom.evaluation.experiments import Experiment
-from wherefrom.evaluation.parallel import Job, evaluate_in_parallel, jobs
+from wherefrom.evaluation.parallel import Job, evaluate_in_parallel, jobs, next_ones
 from wherefrom.report.tables import Tables
 from wherefrom.running.threads import threads
 
@@ -88,6 +88,17 @@ def test_no_part_is_without_queries(queries: int, parts: int) -> None:
     assert sum(job.stage == "part" for job in needs) == parts
     assert all(job.part < job.parts <= queries for job in needs)
     assert (Job("score", 0, "MUCS") in needs) == (parts == 0)
+
+
+def test_there_is_room_for_as_many_as_asked_and_a_gpu_retrains_one_seed_at_a_time() -> None:
+    first, second = Job("compare", 0), Job("compare", 1)
+    scored = [Job("score", 2, name) for name in ("TID", "Pixel")]
+    ready = [first, second, *scored]
+    assert next_ones(ready, [], 3, one_retrains=False) == [first, second, scored[0]]
+    assert next_ones(ready, [], 3, one_retrains=True) == [first, *scored]
+    assert next_ones(ready[1:], [first], 3, one_retrains=True) == scored
+    assert next_ones(ready[1:], [first], 2, one_retrains=False) == [second]
+    assert next_ones(ready, [Job("train", 3)], 1, one_retrains=False) == []
 
 
 def test_two_processes_find_what_one_finds(by_two: Found, by_one: Found) -> None:

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -80,6 +80,18 @@ def jobs(seeds: Sequence[int], methods: Sequence[str], queries: int) -> Jobs:
     return needs
 
 
+def next_ones(
+    ready: Sequence[Job], running: Collection[Job], processes: int, one_retrains: bool
+) -> list[Job]:
+    """Those of the jobs that are ready, in their order, for which there is room."""
+    begun = list(running)
+    for job in ready:
+        retraining = one_retrains and any(other.stage == "compare" for other in begun)
+        if len(begun) < processes and not (job.stage == "compare" and retraining):
+            begun.append(job)
+    return begun[len(running) :]
+
+
 def evaluate_in_parallel(
     experiment: Experiment,
     folder: Folder,
@@ -94,7 +106,8 @@ def evaluate_in_parallel(
         experiment: which; it is sent to the processes.
         folder: where all stages keep what they made; what a process says is in its `log`.
         data, seeds, methods: as for `experiment.run`.
-        processes: at once, at most; only one of them retrains.
+        processes: at once, at most; on a GPU, which one retraining fills, only one of them
+            retrains.
     """
     if whole("processes", processes) < 1:
         raise WherefromError(f"there must be at least one process, not {processes}")
@@ -115,18 +128,17 @@ def evaluate_in_parallel(
     context = multiprocessing.get_context("spawn")
     running: dict[Job, BaseProcess] = {}
     threads = max(1, (os.cpu_count() or 1) // processes)
+    one_retrains = torch.cuda.is_available()
     try:
         while waiting or running:
             ready = [job for job, needs in waiting.items() if needs <= done]
             # one seed before the next, so that some are whole soon, and what takes longest first
             ready.sort(key=lambda job: (seeds.index(job.seed), _LONGEST_FIRST.index(job.stage)))
-            for job in ready:
-                retraining = any(other.stage == "compare" for other in running)
-                if len(running) < processes and not (job.stage == "compare" and retraining):
-                    told = (experiment, Path(folder), data, names, job, threads)
-                    running[job] = context.Process(target=_work, args=told, name=str(job))
-                    running[job].start()
-                    del waiting[job]
+            for job in next_ones(ready, running, processes, one_retrains):
+                told = (experiment, Path(folder), data, names, job, threads)
+                running[job] = context.Process(target=_work, args=told, name=str(job))
+                running[job].start()
+                del waiting[job]
             for job, process in list(running.items()):
                 if process.exitcode is None:
                     continue
