@@ -128,6 +128,8 @@ def _spread(axis: Any, points: Points, labels: Sequence[Any]) -> None:
     from matplotlib.transforms import Bbox
 
     taken: list[Any] = []
+    words: list[Any] = []
+    heights = [4, *(step for far in range(10, 90, 10) for step in (-far, far + 4))]
     for x, y, error in points.values():
         (across_at, low), (_, middle), (_, high) = (
             axis.transData.transform((x, y + off)) for off in (-error, 0, error)
@@ -137,28 +139,29 @@ def _spread(axis: Any, points: Points, labels: Sequence[Any]) -> None:
     for label in labels:
         boxes = {
             place: _put(label, place)
-            for place in product((4, -10, 14, -20, 24, -30, 34, -40), (1, -1))
+            for place in sorted(product(heights, (5, -5, 40, -40)), key=lambda one: abs(one[1]))
         }
         inside = {
             place: box
             for place, box in boxes.items()
-            if box.x0 > axis.bbox.x0 and box.x1 < axis.bbox.x1
+            if axis.bbox.x0 < box.x0 and box.x1 < axis.bbox.x1 and box.y1 < axis.bbox.y1
         }
         overlaps = {
             place: sum(box.overlaps(other) for other in taken)
+            + 4 * sum(box.overlaps(other) for other in words)  # which nobody could read
             for place, box in (inside or boxes).items()
         }
-        taken.append(_put(label, min(overlaps, key=overlaps.__getitem__)))
+        words.append(_put(label, min(overlaps, key=overlaps.__getitem__)))
 
 
 def _put(label: Any, place: tuple[int, int]) -> Any:
-    """Move a point's label some way up and to one side; the box of its words, without the line to
-    the point.
+    """Move a point's label some way up and some way across; the box of its words, without the line
+    to the point.
     """
     from matplotlib.text import Text
 
-    height, side = place
-    label.set(position=(5 * side, height), horizontalalignment="left" if side > 0 else "right")
+    height, across = place
+    label.set(position=(across, height), horizontalalignment="left" if across > 0 else "right")
     return Text.get_window_extent(label)
 
 
