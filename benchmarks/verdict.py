@@ -4,11 +4,13 @@ seeds and with one set of controls.
     python benchmarks/verdict.py digits --out runs/digits --seeds 40 41
     python benchmarks/verdict.py cifar10-small --out runs/cifar10-small --data cifar10.npz \\
         --seeds 0 1 2 3 4 5 --processes 9 --metrics ssim mse
+    torchrun --nproc-per-node 2 benchmarks/verdict.py digits --out runs/digits --seeds 40 --lds 32
 
 It goes on where it was stopped. On a machine that is there for minutes, take along what is new in
 the folder, all but `model`, `scores`, `methods`, `retraining` and `log` of each seed, and go on
 elsewhere: what was found is retrained without network and scores. More metrics can be asked for
-later, without a GPU.
+later, without a GPU. With --lds the methods are judged by the linear datamodelling score instead;
+the scores in the folder serve both.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from wherefrom.evaluation.experiments import experiment
 from wherefrom.evaluation.parallel import evaluate_in_parallel
 from wherefrom.report.tables import Tables
+from wherefrom.running.launch import joined
 
 METHODS = (
     *("TID", "TID, relative", "TID, cosine"),
@@ -41,11 +44,18 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="some of them")
     parser.add_argument("--repeats", type=int, default=1, help="of every retraining")
     parser.add_argument("--metrics", nargs="+", help="none: those of the evaluation")
+    parser.add_argument("--lds", type=int, metavar="SUBSETS", help="random halves to train on")
     asked = parser.parse_args()
     one = dataclasses.replace(experiment(asked.name), repeats=asked.repeats)
     methods = asked.methods or METHODS
     if asked.metrics:
         one = dataclasses.replace(one, metrics=tuple(asked.metrics))
+    if asked.lds:
+        from wherefrom.cli.evaluate import run_lds  # which takes packages that the rest does not
+
+        with joined(None):
+            run_lds(one, asked.out, asked.data, asked.seeds, methods, asked.lds)
+        return
     if asked.processes == 1:
         one.run(asked.out, asked.data, asked.seeds, methods)
     else:
