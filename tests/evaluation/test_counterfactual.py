@@ -601,8 +601,9 @@ def test_a_method_is_not_compared_with_controls_of_more_retrainings(tmp_path: Pa
     counterfactual(setup(), {"it": FIRST}, tmp_path, repeats=2, **how)
     mixed = Results.load(tmp_path / "results.csv")
     assert mixed.mean_auc("it", 0.02).count == 1
-    sentence = "in seed 0 other has 1 retrainings by .* and random 0 has 2: run other again with 2"
-    for ask in (lambda: mixed.mean_auc("other", 0.02), Tables(tmp_path).auc):
+    sentence = "in seed 0 other was retrained 1 times by .* and random 0 2 times: run the eval.* 2"
+    tables = Tables(tmp_path)
+    for ask in (lambda: mixed.mean_auc("other", 0.02), tables.auc, tables.pairs):
         with pytest.raises(wherefrom.WherefromError, match=sentence):
             ask()
     counterfactual(setup(), {"other": LAST}, tmp_path, repeats=2, **how)

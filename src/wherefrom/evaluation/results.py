@@ -102,6 +102,7 @@ class Results:
                 f"there is nothing of {method} at {100 * fraction:g} % by {metric} in these results"
             )
         self.settings(method, fraction)  # which refuses a mixture
+        self._check_repeats(method, metric, fraction)
         return {
             seed: torch.tensor(list(repeats.values()), dtype=torch.float64).mean(0)
             for seed, repeats in found.items()
@@ -111,6 +112,20 @@ class Results:
         """How many retrainings that is the mean of, by seed."""
         found = self._repeated(method, metric, fraction)
         return {seed: len(repeats) for seed, repeats in found.items()}
+
+    def _check_repeats(self, method: str, metric: str, fraction: float) -> None:
+        """Refuse a method that has other repeats in a seed than its controls: a mean of more is
+        steadier, and another thing.
+        """
+        often = self.repeats(method, metric, fraction)
+        for name in self.control_names:
+            for seed, other in self.repeats(name, metric, fraction).items():
+                if often.get(seed, other) != other:
+                    raise WherefromError(
+                        f"in seed {seed} {method} was retrained {often[seed]} times by {metric} "
+                        f"and {name} {other} times: run the evaluation of that seed again, with "
+                        f"all its methods, controls and {max(often[seed], other)} repeats"
+                    )
 
     def _repeated(
         self, method: str, metric: str, fraction: float
@@ -191,18 +206,8 @@ class Results:
     def _against_random(
         self, method: str, metric: str, fraction: float
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """A method's similarities by seed, and those of the controls of its seeds, of as many
-        retrainings.
-        """
+        """A method's similarities by seed, and those of the controls of its seeds."""
         mine = self.similarities(method, metric, fraction)
-        often = self.repeats(method, metric, fraction)
-        for name in self.control_names:
-            for seed, other in self.repeats(name, metric, fraction).items():
-                if often.get(seed, other) != other:
-                    raise WherefromError(
-                        f"in seed {seed} {method} has {often[seed]} retrainings by {metric} and "
-                        f"{name} has {other}: run {method} again with {other} repeats"
-                    )
         return mine, {
             seed: values for seed, values in self.controls(metric, fraction).items() if seed in mine
         }
