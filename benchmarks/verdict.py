@@ -19,10 +19,12 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from wherefrom.errors import WherefromError
 from wherefrom.evaluation.experiments import experiment
 from wherefrom.evaluation.parallel import evaluate_in_parallel
 from wherefrom.report.tables import Tables
 from wherefrom.running.launch import joined
+from wherefrom.running.ranks import share
 
 METHODS = (
     *("TID", "TID, relative", "TID, cosine"),
@@ -50,20 +52,24 @@ def main() -> None:
     methods = asked.methods or METHODS
     if asked.metrics:
         one = dataclasses.replace(one, metrics=tuple(asked.metrics))
-    if asked.lds:
-        from wherefrom.cli.evaluate import run_lds  # which takes packages that the rest does not
+    with joined(None):  # where torchrun started several
+        if asked.lds:
+            from wherefrom.cli.evaluate import run_lds  # needs packages that the rest does not
 
-        with joined(None):
             run_lds(one, asked.out, asked.data, asked.seeds, methods, asked.lds)
-        return
-    if asked.processes == 1:
-        one.run(asked.out, asked.data, asked.seeds, methods)
-    else:
-        evaluate_in_parallel(one, asked.out, asked.data, asked.seeds, methods, asked.processes)
-    tables = Tables(asked.out)
-    print(tables.against().markdown())
-    print(tables.angle().markdown())
+            return
+        if asked.processes == 1:
+            one.run(asked.out, asked.data, asked.seeds, methods)
+        else:
+            evaluate_in_parallel(one, asked.out, asked.data, asked.seeds, methods, asked.processes)
+        if share().first:
+            tables = Tables(asked.out)
+            print(tables.against().markdown())
+            print(tables.angle().markdown())
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except WherefromError as error:
+        raise SystemExit(str(error)) from None

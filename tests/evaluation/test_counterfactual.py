@@ -593,6 +593,8 @@ def test_the_mean_over_repeats_counts_and_each_has_its_rows(
     assert results.repeats("random 0", metric, 0.02) == {0: 3}
     assert results.removed("it", 0.02) == once.removed("it", 0.02)
     assert "coupled retraining, 3 times each" in Tables(tmp_path).auc().title
+    counterfactual(setup(), {"it": FIRST}, tmp_path, seeds=(1,), **how)
+    assert "coupled retraining, 1 to 3 times each" in Tables(tmp_path).auc().title
 
 
 def test_a_method_is_not_compared_with_controls_of_more_retrainings(tmp_path: Path) -> None:

@@ -337,8 +337,13 @@ class Tables:
     def _words(self, seeds: Sequence[int] | None = None) -> str:
         how = "coupled" if self.settings["coupled"] else "uncoupled"
         over, queries = seeds_said(len(seeds or self.seeds)), self.settings["queries"]
-        often = {1 + row.repeat for row in self.results.rows if row.seed in (seeds or self.seeds)}
-        times = f", {max(often)} times each" if max(often) > 1 else ""
+        often: dict[int, int] = {}
+        for row in self.results.rows:
+            if row.seed in (seeds or self.seeds):
+                often[row.seed] = max(often.get(row.seed, 1), 1 + row.repeat)
+        least, most = min(often.values()), max(often.values())
+        times = f", {most} times each" if least == most else f", {least} to {most} times each"
+        times = times if most > 1 else ""
         return (
             f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining{times}"
         )
