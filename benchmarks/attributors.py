@@ -24,7 +24,7 @@ import wherefrom
 from common import CIFAR, OUT, Report, device, machine, parameters, seconds
 from wherefrom.attribution.attributor import Attributor
 from wherefrom.evaluation.methods import standard
-from wherefrom.evaluation.one_seed import Method
+from wherefrom.evaluation.recipe import Method
 
 NETWORK: dict[str, Any] = {
     "width": 384,

@@ -29,7 +29,7 @@ from wherefrom.diffusion.draws import Draws
 from wherefrom.evaluation.counterfactual import counterfactual
 from wherefrom.evaluation.experiments import experiment
 from wherefrom.evaluation.lds import lds
-from wherefrom.evaluation.one_seed import Recipe
+from wherefrom.evaluation.recipe import Recipe
 from wherefrom.factors.probe import Target
 
 KINDS: dict[str, tuple[type[ProjectedGradients], Target]] = {

@@ -7,13 +7,13 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from counting import Counted
+from every_setting import DENOISER, DRAWS, NO_NUMBER, SETTINGS
 from torch import Tensor
 
 import wherefrom
@@ -22,7 +22,7 @@ from helpers import Noise, small_dit
 from wherefrom.artefacts.artefact import there
 from wherefrom.artefacts.identity import fingerprint
 from wherefrom.attribution.attributor import Attributor, Chunks
-from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence, Pixel
+from wherefrom.baselines import Pixel
 from wherefrom.evaluation import (
     Recipe,
     Results,
@@ -34,8 +34,8 @@ from wherefrom.evaluation import (
     varied,
 )
 from wherefrom.evaluation.counterfactual import claimed
-from wherefrom.evaluation.methods import Distilled
-from wherefrom.evaluation.one_seed import Method, Study
+from wherefrom.evaluation.one_seed import Study
+from wherefrom.evaluation.recipe import Method
 from wherefrom.report.tables import Tables
 from wherefrom.tide import distill
 
@@ -288,44 +288,6 @@ def test_of_a_seed_nothing_is_left_of_old_settings(tmp_path: Path) -> None:
     with pytest.raises(wherefrom.WherefromError, match="there is nothing of it at 2 % by SSIM"):
         kept.mean_auc("it", 0.02)
     assert kept.mean_auc("pixel", 0.02).count == 1  # by both metrics still
-
-
-DENOISER = wherefrom.Denoiser(small_dit(), wherefrom.EDM())
-DRAWS = wherefrom.Draws(DENOISER.process, (1, 8, 8), 4)
-NO_NUMBER = {"memory", "compile"}  # that a setting changes, but for rounding
-KERNEL = {"dim": 32, "seed": 1, "side": 4, "lambda_rel": 0.1, "lambda_abs": 0.1}
-KERNEL |= {"effective_dim": 0.2, "precision": "bf16"}
-# by the names of `standard`: how to make one, and another value of each setting
-SETTINGS: dict[str, tuple[Callable[..., Attributor], dict[str, Any]]] = {
-    "Pixel": (Pixel, {"metric": "l2"}),
-    "Activations": (partial(Encoder.activations, DENOISER), {"dtype": "float32"}),
-    "D-TRAK": (partial(DTRAK, DENOISER), {**KERNEL, "similarity": "cosine"}),
-    "TRAK": (partial(TRAK, DENOISER), {**KERNEL, "similarity": "cosine"}),
-    "DAS": (partial(DAS, DENOISER), {**KERNEL, "target": "sum"}),
-    "K-FAC influence": (
-        partial(KFACInfluence, DENOISER),
-        {"damping": 0.2, "samples": 8, "precision": "bf16", "similarity": "cosine"},
-    ),
-    "MUCS": (
-        partial(MUCS, DENOISER),
-        {"lr": 1e-3, "batch": 8, "strength": 0.3, "bound": 0.9, "share": 0.6, "max_steps": 9}
-        | {"parameters": ["last.weight"], "seed": 1},
-    ),
-    "TID": (
-        partial(wherefrom.TID, DENOISER),
-        {"damping": 0.2, "normalize": "none", "target": "loss", "curvature": "sampled"}
-        | {"aligned": False, "correction": "residual", "precision": "bf16"}
-        | {"similarity": "cosine"},
-    ),
-    "TIDE": (
-        lambda draws=DRAWS, samples=9, **how: Distilled(
-            wherefrom.TID(DENOISER, draws), samples, **how
-        ),
-        {"samples": 8, "epochs": 2, "batch_size": 8, "lr": 1e-3, "dim": 8, "hidden": 8}
-        | {"heads": 2, "seed": 1, "objective": "listwise", "embedder": "grid", "decay": 0.5}
-        | {"draws_per_step": 2},
-    ),
-}
 
 
 def settings_of(name: str) -> set[str]:

@@ -28,7 +28,7 @@ from wherefrom.cli import evaluate
 from wherefrom.cli.app import app
 from wherefrom.evaluation import weights
 from wherefrom.evaluation.experiments import EXPERIMENTS, Experiment, experiment
-from wherefrom.evaluation.one_seed import Recipe
+from wherefrom.evaluation.recipe import Recipe
 from wherefrom.evaluation.results import Results, Row
 from wherefrom.evaluation.standins import EfficientNet
 from wherefrom.evaluation.statistics import stray

@@ -24,7 +24,8 @@ def indexed(exact: float | None = None) -> Indexed:
 
 def test_its_scores_are_those_of_the_index(tmp_path: Path) -> None:
     method = indexed().fit(DATA, store=tmp_path)
-    index = wherefrom.Index.open(tmp_path / "index", method.tid)
+    folder = next(tmp_path.glob("tid-index-*")) / "kept"
+    index = wherefrom.Index.open(folder, method.tid)
     assert torch.equal(method.scores(QUERIES, DATA), index.scores(QUERIES))
     assert method.about != indexed(0.1).about
     assert method.about == indexed().about

@@ -75,11 +75,12 @@ def test_a_stage_waits_for_what_it_needs_and_for_nothing_else() -> None:
         trained, fitted = Job("train", seed), Job("fit", seed, "MUCS")
         parts = {Job("part", seed, "MUCS", part, 3) for part in range(3)}
         scored = Job("score", seed, "Pixel")
-        assert needs[trained] == set()
+        control = Job("control", seed)
+        assert needs[trained] == needs[control] == set()
         assert needs[scored] == needs[fitted] == {trained}
         assert all(needs[part] == {fitted} for part in parts)
-        assert needs[Job("compare", seed)] == {trained, scored, *parts}
-    assert len(needs) == 2 * (1 + 1 + 1 + 3 + 1)
+        assert needs[Job("compare", seed)] == {trained, control, scored, *parts}
+    assert len(needs) == 2 * (1 + 1 + 1 + 1 + 3 + 1)
 
 
 @pytest.mark.parametrize(("queries", "parts"), [(1, 0), (2, 2), (3, 3), (20, 3)])
@@ -99,6 +100,7 @@ def test_there_is_room_for_as_many_as_asked_and_a_gpu_retrains_one_seed_at_a_tim
     assert next_ones(ready[1:], [first], 3, one_retrains=True) == scored
     assert next_ones(ready[1:], [first], 2, one_retrains=False) == [second]
     assert next_ones(ready, [Job("train", 3)], 1, one_retrains=False) == []
+    assert next_ones(ready, [Job("control", 3)], 4, one_retrains=True) == scored
 
 
 def test_two_processes_find_what_one_finds(by_two: Found, by_one: Found) -> None:

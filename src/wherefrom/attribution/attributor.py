@@ -82,6 +82,13 @@ class Attributor(ABC):
         """
 
     @property
+    def keeps(self) -> dict[str, Any]:
+        """All of it that decides what a fit leaves in its store: attributors of one model and data
+        set that agree in it can share one.
+        """
+        return self.about
+
+    @property
     def outcome(self) -> dict[str, Any]:
         """What came of the fit and is worth knowing, for an attribution to carry."""
         return {}

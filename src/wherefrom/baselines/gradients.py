@@ -232,6 +232,11 @@ class ProjectedGradients(Attributor):
         return {"method": self._name, **how}
 
     @property
+    def keeps(self) -> dict[str, Any]:
+        """The features, which neither the regularisation nor the similarity changes."""
+        return {"method": self._name, **self._probe.about, **self._sketch.about}
+
+    @property
     def outcome(self) -> dict[str, Any]:
         """The lambda that was chosen."""
         return {} if self._ridge is None else {"lambda": self._ridge.value}

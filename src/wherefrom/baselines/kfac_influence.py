@@ -256,6 +256,11 @@ class KFACInfluence(Attributor):
             how["similarity"] = self.similarity
         return {"method": "KFACInfluence", **self.probe.about, **how, "samples": self.samples}
 
+    @property
+    def keeps(self) -> dict[str, Any]:
+        """The curvature, which neither damping nor similarity changes."""
+        return {**self.curvature.about, "samples": self.samples}
+
 
 class _Sums:
     """Gradients of a batch, summed over passes: by part [B, q, p + one] in float32, and the part's

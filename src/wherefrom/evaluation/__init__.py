@@ -7,8 +7,8 @@ from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
 from .lds import LDS, datamodelling_score, lds
 from .methods import ablated, standard, varied
 from .metrics import METRICS, available, metric
-from .one_seed import Method, Recipe
 from .perceptual import LPIPS, STLPIPS
+from .recipe import Method, Recipe
 from .results import Results, Row, Summary
 from .setup import Setup
 from .similarity import MSE, SSIM, Embedding, Metric, to_unit

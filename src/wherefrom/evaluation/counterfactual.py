@@ -22,14 +22,15 @@ from ..diffusion.together import apart
 from ..errors import WherefromError, whole
 from ..running.ranks import agreed, share
 from .metrics import available
-from .one_seed import CONTROL, Method, Removal, Study
+from .one_seed import CONTROL, Removal, Study
+from .recipe import Method
 from .results import Results, Row
 from .setup import Setup
 from .sharing import Studies
 from .statistics import budget
 from .study import Evaluation
 
-_TOGETHER = 16  # networks that are trained as one, where they are
+_TOGETHER = 24  # networks that are trained as one, where they are
 
 
 def counterfactual(
@@ -66,7 +67,7 @@ def counterfactual(
         coupled: whether retraining shares batches and noise with the full training, or shuffles
             anew as in the paper.
         metrics: names of similarities; one whose weights are missing is left out with a warning.
-        together: networks that are retrained as one batched network; None: up to 16 on CUDA, one by
+        together: networks that are retrained as one batched network; None: up to 24 on CUDA, one by
             one elsewhere.
         batch_size: training images that a method scores together.
     """
@@ -89,22 +90,16 @@ def counterfactual(
 
     studies = Studies(study, seeds, coupled, networks_at_once(setup, together))
 
-    def repeated(seed: int, once: Sequence[Removal]) -> list[Removal]:
-        return [again for one in once for again in studies.of(seed).repeated(one, repeats)]
-
     random = {
-        seed: repeated(seed, studies.of(seed).random_removals(fractions, controls))
-        for seed in seeds
+        seed: random_removals(studies.of(seed), fractions, controls, repeats) for seed in seeds
     }
     studies.train(random, methods)
     settings = studies.score(methods, finds_do=True)
-    removals = {
-        seed: [
-            *repeated(seed, studies.of(seed).removals(settings[seed], fractions)),
-            *random[seed],
-        ]
-        for seed in seeds
-    }
+    removals = {}
+    for seed in seeds:
+        one_seed = studies.of(seed)
+        found = _repeated(one_seed, one_seed.removals(settings[seed], fractions), repeats)
+        removals[seed] = [*found, *random[seed]]
     studies.retrain(removals)
     studies.compare(removals, made)
     rows: list[Row] = []
@@ -122,6 +117,19 @@ def counterfactual(
     if share().first:
         evaluation.add(results)
     return results
+
+
+def random_removals(
+    study: Study, fractions: Sequence[float], controls: int, repeats: int
+) -> list[Removal]:
+    """What every control of a seed removes, each as often as it is repeated; no network has to be
+    trained to know.
+    """
+    return _repeated(study, study.random_removals(fractions, controls), repeats)
+
+
+def _repeated(study: Study, once: Sequence[Removal], repeats: int) -> list[Removal]:
+    return [again for one in once for again in study.repeated(one, repeats)]
 
 
 def check_asked(

@@ -28,7 +28,7 @@ from ..models.presets import preset
 from .counterfactual import counterfactual
 from .lds import LDS, lds
 from .methods import ablated, encoded, standard, varied
-from .one_seed import Method, Recipe
+from .recipe import Method, Recipe
 from .results import Results
 from .setup import Setup
 

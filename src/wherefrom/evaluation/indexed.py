@@ -11,15 +11,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..artefacts.artefact import Folder
-from ..attribution.attributor import Attributor, Chunks, check_same_data
+from ..attribution.attributor import Chunks, check_same_data
 from ..data.items import Dataset, length
 from ..errors import WherefromError
 from ..tid.index import DIM, Index
 from ..tid.teacher import TID
+from .shelf import Assembled, Shelf
 
 
-class Indexed(Attributor):
+class Indexed(Assembled):
     """Fitting it fits the TID and indexes the training set.
 
     Args:
@@ -34,14 +34,17 @@ class Indexed(Attributor):
         self.tid, self.samples, self.dim, self.exact = tid, samples, dim, exact
         self._index: Index | None = None
 
-    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
-        """Fit and index; each goes on from what is in the store."""
+    def assemble(self, shelf: Shelf, dataset: Dataset, batch_size: int) -> Self:
+        """Fit and index. One index serves every similarity."""
+        tid = shelf.fit(self.tid, dataset, batch_size, samples=self.samples)
+        settings = tid.settings
+        how = {"damping": settings.damping, "correction": settings.correction, "dim": self.dim}
+        about = {**tid.keeps, "method": "TID index", "samples": self.samples, **how}
 
-        def inside(name: str) -> Path | None:
-            return None if store is None else Path(store) / name
+        def indexed(place: Path | None) -> Index:
+            return tid.index(dataset, place, self.dim, batch_size=batch_size)
 
-        self.tid.fit(dataset, batch_size, self.samples, inside("curvature"))
-        self._index = self.tid.index(dataset, inside("index"), self.dim, batch_size=batch_size)
+        self._index = shelf.make(about, indexed)
         return self
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:

@@ -24,7 +24,8 @@ from ..diffusion.loss import image_losses
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError, number, whole
 from .counterfactual import claimed, networks_at_once
-from .one_seed import Method, Study
+from .one_seed import Study
+from .recipe import Method
 from .setup import Setup
 from .sharing import Group, Studies
 from .statistics import Estimate, Interval, estimate
@@ -69,7 +70,7 @@ def lds(
         fraction: of the training set that a subset has.
         draws: noise levels that a query's loss is averaged over.
         coupled: whether the runs share batches and noise where their images allow.
-        together: networks that are trained as one batched network; None: up to 16 on CUDA, one by
+        together: networks that are trained as one batched network; None: up to 24 on CUDA, one by
             one elsewhere.
         batch_size: training images that a method scores together.
     """

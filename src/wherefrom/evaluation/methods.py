@@ -15,7 +15,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor, Chunks
 from ..baselines import DAS, DTRAK, TRAK, Encoder, KFACInfluence, Pixel
@@ -30,7 +29,8 @@ from ..tid.teacher import TID
 from ..tide.distill import Settings
 from ..tide.student import TIDE
 from .indexed import Indexed
-from .one_seed import Method, Recipe
+from .recipe import Method, Recipe
+from .shelf import Assembled, Shelf
 from .similarity import to_unit
 from .standins import EfficientNetLite0
 
@@ -94,7 +94,7 @@ def standard(
     }
 
 
-class Distilled(Attributor):
+class Distilled(Assembled):
     """TIDE from nothing: fitting it fits the teacher, distils it and indexes the training set.
 
     Args:
@@ -108,16 +108,19 @@ class Distilled(Attributor):
         self.distillation = Settings(**distillation)
         self._student: TIDE | None = None
 
-    def fit(self, dataset: Dataset, batch_size: int = 64, *, store: Folder | None = None) -> Self:
-        """Fit, distil, index; each goes on from what is in the store."""
+    def assemble(self, shelf: Shelf, dataset: Dataset, batch_size: int) -> Self:
+        """Fit the teacher, distil it, index."""
+        teacher = shelf.fit(self.teacher, dataset, batch_size, samples=self.samples)
 
-        def inside(name: str) -> Path | None:
-            return None if store is None else Path(store) / name
+        def taught(place: Path | None) -> TIDE:
+            def inside(name: str) -> Path | None:
+                return None if place is None else place / name
 
-        self.teacher.fit(dataset, batch_size, self.samples, inside("teacher"))
-        how = asdict(self.distillation)
-        student = TIDE.distill(self.teacher, dataset, **how, store=inside("student"))
-        self._student = student.fit(dataset, batch_size, store=inside("bank"))
+            how = asdict(self.distillation)
+            student = TIDE.distill(teacher, dataset, **how, store=inside("student"))
+            return student.fit(dataset, batch_size, store=inside("bank"))
+
+        self._student = shelf.make(self.about, taught)
         return self
 
     def chunks(self, queries: Tensor | Dataset, dataset: Dataset, batch_size: int) -> Chunks:

@@ -11,8 +11,6 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,47 +20,29 @@ from ..artefacts.artefact import there
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor
 from ..data.fingerprint import data_fingerprint
-from ..data.items import Dataset, length
-from ..diffusion.denoiser import Denoiser
+from ..data.items import length
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
 from .finds import Finds
+from .recipe import Method, Recipe
 from .setup import Setup
+from .shelf import Shelf
 from .similarity import Metric, to_unit
 from .statistics import budget
-from .study import Evaluation, join_parts
+from .study import Evaluation, join_parts, size_of
 
-# model, training set and a folder to keep things in: fitted
-Method = Callable[[Denoiser, Dataset, Path], Attributor]
 CONTROL = "random"
 _ROUNDING = 1e-3  # of generated images, in [-1, 1]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A method whose settings are known before it is fitted, which can take hours.
-
-    Args:
-        make: the attributor, not yet fitted.
-        batch_size: of its fit.
-        samples: an argument of its fit, cut at the size of the data set; None: it takes none.
+class _Fitted(NamedTuple):
+    """A method that is ready, the seconds that its fit took, and the bytes that it keeps, to be
+    counted once it has scored.
     """
 
-    make: Callable[[Denoiser, Dataset], Attributor]
-    batch_size: int = 64
-    samples: int | None = None
-
-    def about(self, denoiser: Denoiser, dataset: Dataset) -> dict[str, Any]:
-        """Every setting that changes a number."""
-        return {**self.make(denoiser, dataset).about, **self._fitting(dataset)}
-
-    def __call__(self, denoiser: Denoiser, dataset: Dataset, store: Path) -> Attributor:
-        """Fitted, or read from the store."""
-        attributor = self.make(denoiser, dataset)
-        return attributor.fit(dataset, self.batch_size, store=store, **self._fitting(dataset))
-
-    def _fitting(self, dataset: Dataset) -> dict[str, Any]:
-        return {} if self.samples is None else {"samples": min(self.samples, length(dataset))}
+    attributor: Attributor
+    seconds: float
+    size: Callable[[], int]
 
 
 class _Prepared(NamedTuple):
@@ -70,7 +50,7 @@ class _Prepared(NamedTuple):
 
     about: Mapping[str, Any]
     settings: str  # a short digest of it
-    fit: Callable[[], tuple[Attributor, float]]  # and the seconds that it took
+    fit: Callable[[], _Fitted]
 
 
 class Removal(NamedTuple):
@@ -241,13 +221,12 @@ class Study:
             for part in parts:
                 part.check(kept.identity, "model, data set or queries")
             found = join_parts(parts) if parts else self._computed(prepared, slice(None))
-            scores, seconds = found
-            kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
+            scores, cost = found
+            kept.finish({"method": name, **cost}, scores={"scores": scores})
         scores = kept.read("scores")["scores"]
         finds = self.files.claim_finds(name, prepared.settings, self._found_by(prepared.about))
         if not finds.state:
-            took, found_now = kept.state["seconds"], Finds.of(scores)
-            self.files.keep_finds(finds, name, prepared.settings, took, found_now)
+            Finds.of(scores).keep(finds, kept.state)
         return scores, prepared.settings
 
     def found(self, name: str, method: Method) -> str | None:
@@ -261,39 +240,37 @@ class Study:
         kept = self.files.claim_finds(name, settings, self._found_by(about))
         return settings if kept.state else None
 
-    def scored_or_fitted(self, name: str, method: Method, parts: int) -> tuple[str, float | None]:
+    def scored_or_fitted(self, name: str, method: Method, parts: int) -> tuple[str, bool]:
         """Score a method, or only fit it where its queries can be dealt out in parts: its settings,
-        and the seconds of that fit.
+        and whether it was scored.
         """
         if parts > 1 and isinstance(method, Recipe):
             prepared, denoiser = self._prepared(name, method), self.setup.denoiser(self.network)
             by_query = method.make(denoiser, self.setup.dataset).query_by_query
             if by_query and not self.files.has_scores(name, prepared.settings):
-                return prepared.settings, prepared.fit()[1]
-        return self.scores(name, method)[1], None
+                prepared.fit()
+                return prepared.settings, False
+        return self.scores(name, method)[1], True
 
-    def score_part(
-        self, name: str, method: Method, part: int, parts: int, fitting: float | None = None
-    ) -> None:
-        """The scores of every `parts`-th query from this one on, which `scores` will join.
-        `fitting`: seconds that the fit took whoever made it.
-        """
+    def score_part(self, name: str, method: Method, part: int, parts: int) -> None:
+        """The scores of every `parts`-th query from this one on, which `scores` will join."""
         prepared = self._prepared(name, method)
         identity = {**self._identity(prepared.about), "part": [part, parts]}
         kept = self.files.claim_scores(name, prepared.settings, identity, (part, parts))
         if not kept.state:
-            scores, seconds = self._computed(prepared, slice(part, None, parts))
-            seconds["fit"] = seconds["fit"] if fitting is None else fitting
-            kept.finish({"method": name, "seconds": seconds}, scores={"scores": scores})
+            scores, cost = self._computed(prepared, slice(part, None, parts))
+            kept.finish({"method": name, **cost}, scores={"scores": scores})
 
     def fit(self, name: str, method: Method) -> None:
         """Fit a method, which keeps what it made."""
         self._prepared(name, method).fit()
 
-    def _computed(self, prepared: _Prepared, some: slice) -> tuple[Tensor, dict[str, float]]:
-        """The scores of some queries, and the seconds that fitting and scoring took."""
+    def _computed(self, prepared: _Prepared, some: slice) -> tuple[Tensor, dict[str, Any]]:
+        """The scores of some queries, and what they cost: the seconds that fitting and scoring
+        took, and the bytes that are kept for it.
+        """
         queries, dataset = self.conditioned()[some], self.setup.dataset
-        attributor, fitting = prepared.fit()
+        attributor, fitting, size = prepared.fit()
         if len(queries) < self.queries and not attributor.query_by_query:
             raise WherefromError(
                 f"the scores of {type(attributor).__name__} may depend on the queries asked "
@@ -301,28 +278,29 @@ class Study:
             )
         started = time.monotonic()
         scores = attributor.scores(queries, dataset, self._batch_size)
-        return scores, {"fit": fitting, "score": time.monotonic() - started}
+        seconds = {"fit": fitting, "score": time.monotonic() - started}
+        return scores, {"seconds": seconds, "bytes": size()}
 
     def _prepared(self, name: str, method: Method) -> _Prepared:
         """A method of which every setting is known.
 
-        A recipe says them beforehand. Any other method is fitted now, in a folder of its name
-        alone, which refuses other settings.
+        A recipe says them beforehand, and shares with others what it can. Any other method is
+        fitted now, in a folder of its name alone, which refuses other settings.
         """
         denoiser, dataset = self.setup.denoiser(self.network), self.setup.dataset
-
-        def fit(place: Path) -> tuple[Attributor, float]:
-            started = time.monotonic()
-            return method(denoiser, dataset, place), time.monotonic() - started
-
         if isinstance(method, Recipe):
             about = method.about(denoiser, dataset)
-            settings = fingerprint(about)[:8]
-            place = self.files.method(name, settings)
-            return _Prepared(about, settings, lambda: fit(place))
-        fitted = fit(self.files.method(name))
-        about = fitted[0].about
-        return _Prepared(about, fingerprint(about)[:8], lambda: fitted)
+
+            def fit() -> _Fitted:
+                shelf = Shelf(self.files.shared)
+                ready = method.fitted(denoiser, dataset, shelf)
+                return _Fitted(ready, shelf.seconds, lambda: shelf.bytes)
+
+            return _Prepared(about, fingerprint(about)[:8], fit)
+        place, started = self.files.method(name), time.monotonic()
+        ready = method(denoiser, dataset, place)
+        fitted = _Fitted(ready, time.monotonic() - started, lambda: size_of(place))
+        return _Prepared(ready.about, fingerprint(ready.about)[:8], lambda: fitted)
 
     def _identity(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """What a method's scores depend on."""

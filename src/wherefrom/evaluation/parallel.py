@@ -1,10 +1,10 @@
 """A named evaluation by several processes on one machine: one alone leaves a GPU waiting for
 Python.
 
-The stages are those of `counterfactual`, dealt out: all seeds are trained; each method is scored by
-a process of its own, MUCS, which unlearns query after query, by several; then seed after seed is
-retrained and compared. Everything that a stage makes is found by the next, and by a run that goes
-on after an interruption.
+The stages are those of `counterfactual`, dealt out: all seeds are trained, and retrained without
+what the controls leave out meanwhile; each method is scored by a process of its own, MUCS, which
+unlearns query after query, by several; then seed after seed is retrained and compared. Everything
+that a stage makes is found by the next, and by a run that goes on after an interruption.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ import torch
 from ..artefacts.artefact import Folder
 from ..errors import WherefromError, whole
 from ..running.ranks import share
-from .counterfactual import check_asked, claimed
+from .counterfactual import check_asked, claimed, networks_at_once, random_removals
 from .experiments import Data, Experiment
 from .metrics import available
 from .one_seed import Study
 from .results import Results
 from .setup import Setup
+from .sharing import Studies
 from .study import Evaluation, slug
 
-Stage = Literal["train", "fit", "score", "part", "compare"]
+Stage = Literal["train", "control", "fit", "score", "part", "compare"]
 
 _PARTS = {"MUCS": 3}  # of the queries of methods that take them one by one
-_LONGEST_FIRST: list[Stage] = ["train", "compare", "fit", "part", "score"]
+_LONGEST_FIRST: list[Stage] = ["train", "compare", "control", "fit", "part", "score"]
+_RETRAINING = {"compare", "control"}
 _POLL = 0.2  # seconds
 
 
@@ -63,8 +65,8 @@ def jobs(seeds: Sequence[int], methods: Sequence[str], queries: int) -> Jobs:
     """All that there are for these seeds and methods."""
     needs: Jobs = {}
     for seed in seeds:
-        trained = Job("train", seed)
-        needs[trained] = set()
+        trained, control = Job("train", seed), Job("control", seed)
+        needs |= {trained: set(), control: set()}
         scored: set[Job] = set()
         for name in methods:
             count = min(_PARTS.get(name, 1), queries)
@@ -76,7 +78,7 @@ def jobs(seeds: Sequence[int], methods: Sequence[str], queries: int) -> Jobs:
             else:
                 scored.add(Job("score", seed, name))
                 needs[Job("score", seed, name)] = {trained}
-        needs[Job("compare", seed)] = {trained, *scored}
+        needs[Job("compare", seed)] = {trained, control, *scored}
     return needs
 
 
@@ -86,8 +88,8 @@ def next_ones(
     """Those of the jobs that are ready, in their order, for which there is room."""
     begun = list(running)
     for job in ready:
-        retraining = one_retrains and any(other.stage == "compare" for other in begun)
-        if len(begun) < processes and not (job.stage == "compare" and retraining):
+        retraining = one_retrains and any(other.stage in _RETRAINING for other in begun)
+        if len(begun) < processes and not (job.stage in _RETRAINING and retraining):
             begun.append(job)
     return begun[len(running) :]
 
@@ -160,7 +162,9 @@ def evaluate_in_parallel(
 def _needless(
     experiment: Experiment, evaluation: Evaluation, setup: Setup, seeds: Sequence[int], asked: Jobs
 ) -> list[Job]:
-    """The jobs of methods whose finds are kept, and of networks that none but these would need."""
+    """The jobs of methods whose finds are kept, of networks that none but these would need, and of
+    controls whose images are there.
+    """
     needless: list[Job] = []
     for seed in seeds:
         study = Study(setup, evaluation, seed, experiment.queries)
@@ -170,6 +174,10 @@ def _needless(
         needless += [job for job in mine if found[job.method]]
         if all(found.values()) and study.files.queries().state:
             needless.append(Job("train", seed))
+        sizes = experiment.fractions, experiment.controls, experiment.repeats
+        keys = [one.key for one in random_removals(study, *sizes)]
+        if all(study.files.regenerated(key).state for key in keys):
+            needless.append(Job("control", seed))
     return needless
 
 
@@ -205,6 +213,12 @@ def _do(experiment: Experiment, folder: Path, data: Data, names: list[str], job:
     study = Study(setup, evaluation, job.seed, experiment.queries, batch_size=size)
     if job.stage == "train":
         study.images()
+        return
+    if job.stage == "control":
+        sizes = experiment.fractions, experiment.controls, experiment.repeats
+        together = networks_at_once(setup, None)
+        studies = Studies(lambda seed: study, [job.seed], experiment.coupled, together)
+        studies.retrain({job.seed: random_removals(study, *sizes)})
         return
     method = experiment.methods([job.method])[job.method]
     if job.stage == "fit":

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..errors import WherefromError
 from ..running.ranks import agreed, deal, share
-from .one_seed import Method, Removal, Study
+from .one_seed import Removal, Study
+from .recipe import Method
 from .similarity import Metric
 
 _EVALUATION, _SCORING, _COMPARING = "the evaluation", "the scoring", "the comparison of images"
@@ -83,20 +84,20 @@ class Studies:
         agreed({"methods": list(methods)}, _SCORING)
         parts = min(share().world, self.of(self.seeds[0]).queries)
 
-        def begin(job: tuple[int, str]) -> tuple[str, float | None]:
+        def begin(job: tuple[int, str]) -> tuple[str, bool]:
             study, method = self.of(job[0]), methods[job[1]]
             settings = study.found(job[1], method) if finds_do else None
-            return (settings, None) if settings else study.scored_or_fitted(job[1], method, parts)
+            return (settings, True) if settings else study.scored_or_fitted(job[1], method, parts)
 
         def go_on(job: tuple[int, str, int]) -> None:
             seed, name, part = job
-            self.of(seed).score_part(name, methods[name], part, parts, fitted[seed, name])
+            self.of(seed).score_part(name, methods[name], part, parts)
 
         def end(job: tuple[int, str]) -> None:
             self.of(job[0]).scores(job[1], methods[job[1]])
 
         begun = deal([(seed, name) for seed in self.seeds for name in methods], _SCORING, begin)
-        fitted = {job: seconds for job, (_, seconds) in begun.items() if seconds is not None}
+        fitted = [job for job, (_, scored) in begun.items() if not scored]
         if fitted:
             deal([(*job, part) for job in fitted for part in range(parts)], _SCORING, go_on)
             deal(fitted, _SCORING, end)

@@ -147,9 +147,14 @@ class SeedFolder:
 
     # --- scores ---------------------------------------------------------------------------------
 
-    def method(self, name: str, settings: str = "") -> Path:
-        """What a method keeps for itself."""
-        return self.folder / "methods" / _named(name, settings)
+    @property
+    def shared(self) -> Path:
+        """What methods make before they score, and share where they can."""
+        return self.folder / "methods"
+
+    def method(self, name: str) -> Path:
+        """What a method keeps for itself, of which no settings are known beforehand."""
+        return self.shared / slug(name)
 
     def claim_scores(
         self,
@@ -194,16 +199,6 @@ class SeedFolder:
         """What a method of these settings found, there or to be written down."""
         return Artefact.claim(self._finds(name, settings), _FINDS, identity)
 
-    def keep_finds(
-        self, kept: Artefact, name: str, settings: str, seconds: Mapping[str, float], found: Finds
-    ) -> None:
-        """Write down what a method found, with what it took."""
-        places = [self.method(name, settings), self.method(name)]
-        own = next((place for place in places if place.exists()), None)
-        files = [] if own is None else [path for path in own.rglob("*") if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
-        found.keep(kept, {"method": name, "seconds": dict(seconds), "bytes": size})
-
     def finds(self, name: str, settings: str) -> Finds | None:
         """What a method of these settings found, if it was run."""
         place = self._finds(name, settings)
@@ -221,11 +216,11 @@ class SeedFolder:
         return None
 
     def cost(self, name: str, settings: str) -> Cost | None:
-        """What a method took, if it was run."""
+        """What a method took, if it was run and that was written down."""
         place = self._finds(name, settings)
-        if not there(place):
+        state = Artefact.open(place, _FINDS).state if there(place) else {}
+        if "bytes" not in state:
             return None
-        state = Artefact.open(place, _FINDS).state
         return Cost(state["seconds"]["fit"], state["seconds"]["score"], state["bytes"])
 
     def _finds(self, name: str, settings: str) -> Path:
@@ -237,9 +232,9 @@ class SeedFolder:
         return artefact.read(name)["images"]
 
 
-def join_parts(parts: list[Artefact]) -> tuple[Tensor, dict[str, float]]:
+def join_parts(parts: list[Artefact]) -> tuple[Tensor, dict[str, Any]]:
     """The scores [Q, N] of parts of the queries, every n-th from the first, the second, ... on, and
-    the seconds that they took together.
+    what they cost together.
     """
     rows = [part.read("scores")["scores"] for part in parts]
     whole = torch.empty(sum(len(some) for some in rows), rows[0].shape[1])
@@ -247,8 +242,14 @@ def join_parts(parts: list[Artefact]) -> tuple[Tensor, dict[str, float]]:
         whole[number :: len(rows)] = some
     spent = [part.state["seconds"] for part in parts]
     # every part waits for the same fit
-    score = sum(seconds["score"] for seconds in spent)
-    return whole, {"fit": max(seconds["fit"] for seconds in spent), "score": score}
+    score = sum(one["score"] for one in spent)
+    seconds = {"fit": max(one["fit"] for one in spent), "score": score}
+    return whole, {"seconds": seconds, "bytes": max(part.state["bytes"] for part in parts)}
+
+
+def size_of(folder: Path) -> int:
+    """The bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def slug(name: str) -> str:

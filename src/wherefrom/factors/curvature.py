@@ -112,6 +112,12 @@ class Curvature:
         say_misfit(Manner.of(x, cond), Manner.of_dataset(dataset))
         return x, cond
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """The settings that it depends on, as JSON can hold them."""
+        how = {"normalize": self.normalize, "curvature": self.kind}
+        return {"method": "curvature", **self.probe.about, **how}
+
     def identity(self) -> dict[str, Any]:
         """What it depends on beside the data."""
         return {**self.probe.identity(), "normalize": self.normalize, "curvature": self.kind}

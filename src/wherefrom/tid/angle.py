@@ -8,6 +8,7 @@ queries and kept: from then on an angle costs what the kernel does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from ..artefacts.artefact import Artefact, Folder, there
 from ..artefacts.files import check_folder
 from ..artefacts.identity import fingerprint
+from ..artefacts.lock import locked
 from ..artefacts.pace import Pace
 from ..errors import WherefromError
 from ..running.ranks import gathered, largest, share
@@ -81,12 +83,15 @@ class SelfKernels:
         self._place = place
         if place is not None and not self._writes and not there(place):
             place = None
-        self._artefact = Artefact.claim(place, _KIND, identity)
         self._pace, self._new = Pace(), False
-        if self._artefact.state:
-            self._values = self._artefact.read(_VALUES)[_VALUES].to(device, copy=True)
-        else:
-            self._values = torch.full((count, draws), torch.nan, device=device)  # [N, M]
+        # another process may be about to write down more of them
+        shared = self._writes and place is not None and there(place)
+        with locked(place) if shared and place is not None else nullcontext():
+            self._artefact = Artefact.claim(place, _KIND, identity)
+            if self._artefact.state:
+                self._values = self._artefact.read(_VALUES)[_VALUES].to(device, copy=True)
+            else:
+                self._values = torch.full((count, draws), torch.nan, device=device)  # [N, M]
         self._whole = not bool(self._values.isnan().any())
 
     def at(self, m: int, places: Sequence[int]) -> Tensor | None:

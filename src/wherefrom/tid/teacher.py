@@ -304,6 +304,11 @@ class TID(Attributor):
             del settings["similarity"]
         return {"method": "TID", **self.probe.about, **settings, "samples": samples}
 
+    @property
+    def keeps(self) -> dict[str, Any]:
+        """The curvature, which neither damping nor similarity changes."""
+        return self.curvature.about
+
     def identity(self) -> dict[str, Any]:
         """What the scores depend on."""
         settings = self.settings
