@@ -308,7 +308,7 @@ def test_a_picture_that_is_none_is_refused_before_anything_is_made(
         (["attribute", "IMAGE", "--method", "magic"], "there is no method 'magic'"),
         (["attribute", "IMAGE", "--method", "tid", "--exact", ".1"], "tid is exact already"),
         (["report", "nothing"], "keeps no attribution 'nothing'"),
-        (["report", "--fraction", "0.1"], "is a run: --of, --data and --fraction"),
+        (["report", "--fraction", "0.1"], "is a run: --of, --data, --fraction and --metric"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -207,6 +207,10 @@ def report(
     fraction: Annotated[
         float | None, typer.Option(help="The budget that tables are of; none: the first.")
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare the images of an evaluation by this metric too, first."),
+    ] = None,
 ) -> None:
     """Write what a run has attributed as HTML; or the tables and figures of an evaluation as
     Markdown, CSV and PNG.
@@ -214,13 +218,13 @@ def report(
     Example: wherefrom report my-run
     """
     if (folder / "run.toml").is_file():
-        if of is not None or data is not None or fraction is not None:
+        if metric or any(option is not None for option in (of, data, fraction)):
             raise WherefromError(
-                f"{folder} is a run: --of, --data and --fraction are for the folder of an "
-                "evaluation"
+                f"{folder} is a run: --of, --data, --fraction and --metric are for the folder of "
+                "an evaluation"
             )
         verbs.report_run(folder, what)
         return
     from .evaluate import write_report
 
-    write_report(folder, what, of, data, fraction)
+    write_report(folder, what, of, data, fraction, metric)

@@ -14,6 +14,7 @@ from rich.console import Console
 from ..artefacts.files import save_bytes
 from ..data.items import Dataset
 from ..errors import WherefromError, number, whole
+from ..evaluation.comparing import more_metrics
 from ..evaluation.experiments import Experiment, experiment
 from ..evaluation.nearest import nearest
 from ..evaluation.parallel import evaluate_in_parallel
@@ -102,6 +103,7 @@ def write_report(
     name: str | None,
     data: Path | None,
     fraction: float | None,
+    metrics: Sequence[str] | None = None,
 ) -> None:
     """Write tables as Markdown and CSV and figures as PNG into the evaluation's folder, all or some
     by name.
@@ -111,6 +113,8 @@ def write_report(
             f"there is no folder {folder}: run `wherefrom evaluate NAME --out {folder}` first, or "
             "name the folder of an evaluation"
         )
+    if metrics:
+        more_metrics(folder, metrics)
     tables, place = Tables(folder, fraction), Evaluation(folder).report()
     if "nearest" in (what or ()) and (name is not None or "nearest" not in tables.all()):
         nearest(folder, _training_images(name, data, tables, "the table 'nearest' compares with"))

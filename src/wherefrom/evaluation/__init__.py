@@ -2,6 +2,7 @@
 statistics of that question.
 """
 
+from .comparing import more_metrics
 from .counterfactual import counterfactual
 from .encoders import SSCD, CLIPSimilarity, DINOv2Similarity
 from .lds import LDS, datamodelling_score, lds
@@ -70,6 +71,7 @@ __all__ = [
     "expected_random_union",
     "lds",
     "metric",
+    "more_metrics",
     "paired_test",
     "per_seed_auc",
     "per_seed_ratio",

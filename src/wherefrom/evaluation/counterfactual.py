@@ -106,8 +106,8 @@ def counterfactual(
     for seed in seeds:
         one_seed = studies.of(seed)
         if share().first:
-            first = [one for one in removals[seed] if not one.repeat]
-            one_seed.files.note({(one.method, one.fraction): one.key for one in first})
+            keys = {(one.method, one.fraction, one.repeat): one.key for one in removals[seed]}
+            one_seed.files.note(keys)
         for one in sorted(removals[seed], key=lambda one: fractions.index(one.fraction)):
             about = (seed, one.method, one.settings, one.fraction, len(one.indices))
             for metric, values in one_seed.similarities(one.key, made).items():

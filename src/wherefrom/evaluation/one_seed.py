@@ -23,11 +23,12 @@ from ..data.fingerprint import data_fingerprint
 from ..data.items import length
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
+from .comparing import similarities
 from .finds import Finds
 from .recipe import Method, Recipe
 from .setup import Setup
 from .shelf import Shelf
-from .similarity import Metric, to_unit
+from .similarity import Metric
 from .statistics import budget
 from .study import Evaluation, join_parts, size_of
 
@@ -345,12 +346,4 @@ class Study:
 
     def similarities(self, key: str, metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
         """By metric, how alike each image and its regeneration are, [Q], computed or read."""
-        found = {}
-        for metric in metrics.values():
-            kept = self.files.similarity(key, metric.name)
-            if not kept.state:
-                again = self.files.regenerated(key).read("images")["images"]
-                values = metric(to_unit(self.images()), to_unit(again)).float()
-                kept.finish({"metric": metric.name}, similarity={"similarity": values})
-            found[metric.name] = kept.read("similarity")["similarity"]
-        return found
+        return similarities(self.files, key, self.images(), metrics)

@@ -127,16 +127,15 @@ class SeedFolder:
         """The images generated after a method's removal, [Q, C, H, W]."""
         return self._read(self.regenerated(self.removed(method, fraction)), "images")
 
-    def removed(self, method: str, fraction: float) -> str:
+    def removed(self, method: str, fraction: float, repeat: int = 0) -> str:
         """What was removed for a method, as the fingerprint that its images are known by."""
-        found = self._removals().state.get(_removal(method, fraction))
+        found = self._removals().state.get(_removal(method, fraction, repeat))
         if found is None:
-            raise WherefromError(
-                f"{self.folder} has no regenerated images of {method} at {100 * fraction:g} %"
-            )
+            at = f"{100 * fraction:g} %" + (f", repeat {repeat}" if repeat else "")
+            raise WherefromError(f"{self.folder} has no regenerated images of {method} at {at}")
         return str(found)
 
-    def note(self, removals: Mapping[tuple[str, float], str]) -> None:
+    def note(self, removals: Mapping[tuple[str, float, int], str]) -> None:
         """Write down which images were removed for whom, for those who look at the folder."""
         known, listed = self._removals(), {_removal(*key): one for key, one in removals.items()}
         with known.newest():
@@ -261,5 +260,5 @@ def _named(name: str, settings: str) -> str:
     return f"{slug(name)}-{settings}" if settings else slug(name)
 
 
-def _removal(method: str, fraction: float) -> str:
-    return f"{method} {fraction:g}"
+def _removal(method: str, fraction: float, repeat: int) -> str:
+    return f"{method} {fraction:g}" + (f", repeat {repeat}" if repeat else "")
