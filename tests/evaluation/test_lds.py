@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,14 @@ from test_counterfactual import METHODS, setup
 
 import wherefrom
 from helpers import Noise
-from wherefrom.evaluation import datamodelling_score, lds
+from wherefrom.baselines import Pixel
+from wherefrom.evaluation import Method, Recipe, counterfactual, datamodelling_score, lds
+from wherefrom.evaluation.halves import KEPT, kept_sums, subset
 from wherefrom.evaluation.lds import query_losses
+
+
+def draws(model: wherefrom.Denoiser) -> wherefrom.Draws:
+    return wherefrom.Draws(model.process, (1, 8, 8), 2)
 
 
 def world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,6 +80,7 @@ def test_networks_are_trained_once_and_methods_added_later_train_none(
     tmp_path: Path, counted: Counted
 ) -> None:
     first = lds(setup(), {"pixel": METHODS["pixel"]}, tmp_path, queries=3, subsets=4, draws=2)
+    assert list(first) == ["random", "pixel"]
     assert counted.trained == 1 + 4
     both = lds(setup(), METHODS, tmp_path, queries=3, subsets=4, draws=2)
     assert counted.trained == 1 + 4
@@ -80,7 +89,45 @@ def test_networks_are_trained_once_and_methods_added_later_train_none(
     assert both["first"].interval.low <= both["first"].mean.mean <= both["first"].interval.high
 
 
+def test_of_what_an_evaluation_found_neither_network_nor_scores_are_needed(
+    tmp_path: Path, counted: Counted
+) -> None:
+    how: dict[str, Any] = {"seeds": (0, 1), "queries": 3}
+    recipes: dict[str, Method] = {
+        "pixel": Recipe(lambda *_: Pixel()),
+        "TID": Recipe(lambda model, data: wherefrom.TID(model, draws(model)), 8, 8),
+    }
+    counterfactual(setup(), recipes, tmp_path / "here", controls=1, **how)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    for name in ("model", "scores", "methods"):
+        for place in (tmp_path / "there").glob(f"seed-*/{name}"):
+            shutil.rmtree(place)
+    counted.trained = 0
+    without = lds(setup(), recipes, tmp_path / "there", subsets=5, draws=2, **how)
+    assert counted.trained == 2 * 5  # the halves' networks alone
+    for place in (tmp_path / "here").glob("seed-*/finds"):
+        shutil.rmtree(place)  # then the scores are what is left
+    known = lds(setup(), recipes, tmp_path / "here", subsets=5, draws=2, **how)
+    for name in ("random", *recipes):
+        for seed in (0, 1):
+            assert torch.equal(known[name].queries[seed], without[name].queries[seed])
+
+
+def test_sums_of_halves_are_sums_over_their_images() -> None:
+    scores = torch.rand(3, 50, generator=torch.Generator().manual_seed(0))
+    found = kept_sums(scores, seed=7)
+    assert found.shape == (3, KEPT)
+    for number in (0, KEPT - 1):
+        members = torch.zeros(50, dtype=torch.float64)
+        members[subset(7, number, 50)] = 1
+        assert int(members.sum()) == 25
+        torch.testing.assert_close(found[:, number], scores.double() @ members)
+    assert not torch.equal(subset(7, 0, 50), subset(8, 0, 50))
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(wherefrom.WherefromError, match="may not be called 'random'"):
+        lds(setup(), {"random": METHODS["pixel"]}, tmp_path)
     with pytest.raises(wherefrom.WherefromError, match="at least 3"):
         lds(setup(), METHODS, tmp_path, subsets=2)
     with pytest.raises(wherefrom.WherefromError, match="has 4 of 40 images; it needs a batch of 8"):

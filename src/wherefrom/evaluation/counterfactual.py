@@ -94,7 +94,7 @@ def counterfactual(
         seed: random_removals(studies.of(seed), fractions, controls, repeats) for seed in seeds
     }
     studies.train(random, methods)
-    settings = studies.score(methods, finds_do=True)
+    settings = studies.score(methods, halves=0)
     removals = {}
     for seed in seeds:
         one_seed = studies.of(seed)

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from ..artefacts.artefact import Folder
-from ..baselines import Random
 from ..data import Images, artbench10, cifar10, coco, digits, folder
 from ..data.items import Dataset, item_shape, length, read
 from ..errors import WherefromError, whole
@@ -28,7 +27,7 @@ from ..models.presets import preset
 from .counterfactual import counterfactual
 from .lds import LDS, lds
 from .methods import ablated, encoded, standard, varied
-from .recipe import Method, Recipe
+from .recipe import Method
 from .results import Results
 from .setup import Setup
 
@@ -145,7 +144,7 @@ class Experiment:
         one = dataclasses.replace(self, **changes)
         return lds(
             one.setup(data),
-            {"random": Recipe(lambda denoiser, dataset: Random()), **one.methods(methods)},
+            one.methods(methods),
             folder,
             seeds,
             queries=one.queries,

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from ..artefacts.artefact import Artefact
 from ..attribution.top import both_ends
+from .halves import kept_sums
 
 _DEPTH = 0.05  # of the training images that are listed for each query
 _SHOWN = 8  # that figures show of either end
 _NAME = "finds"
+HALVES = "halves"  # in the state: how many sums there are
 
 
 class Finds(NamedTuple):
@@ -28,10 +30,11 @@ class Finds(NamedTuple):
     standardised: Tensor  # [Q, shown]: the scores of the first, in deviations from the mean of all
     least_indices: Tensor  # [Q, shown], the least first
     least_standardised: Tensor  # [Q, shown]
+    sums: Tensor | None = None  # [Q, S]: of the scores of a seed's random halves, where kept
 
     @classmethod
-    def of(cls, scores: Tensor) -> Self:
-        """Those of scores [Q, N]."""
+    def of(cls, scores: Tensor, seed: int) -> Self:
+        """Those of scores [Q, N], and the sums of this seed's halves."""
         total = scores.shape[1]
         shown = min(_SHOWN, total)
         ends = both_ends(scores, max(shown, math.ceil(_DEPTH * total)))
@@ -40,6 +43,7 @@ class Finds(NamedTuple):
             ends.standardised[:, :shown],
             ends.least_indices[:, :shown],
             ends.least_standardised[:, :shown],
+            kept_sums(scores, seed),
         )
 
     @classmethod
@@ -52,4 +56,6 @@ class Finds(NamedTuple):
     def keep(self, artefact: Artefact, state: dict[str, object]) -> None:
         """Write them down."""
         short = {name: getattr(self, name).to(torch.int32) for name in ("indices", "least_indices")}
-        artefact.finish(state, **{_NAME: {**self._asdict(), **short}})
+        tensors = {name: one for name, one in self._asdict().items() if one is not None}
+        halves = 0 if self.sums is None else self.sums.shape[1]
+        artefact.finish({**state, HALVES: halves}, **{_NAME: {**tensors, **short}})

@@ -17,14 +17,15 @@ from torch import Tensor
 from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
 from ..attribution.agreement import spearman
+from ..baselines import Random
 from ..data.items import Cond, check_batch_size, cond_rows, item_shape, length
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..diffusion.loss import image_losses
-from ..diffusion.seeds import seed_of
 from ..errors import WherefromError, number, whole
 from .counterfactual import claimed, networks_at_once
-from .one_seed import Study
+from .halves import HALF, KEPT, size, subset, sums
+from .one_seed import CONTROL, Study
 from .recipe import Method
 from .setup import Setup
 from .sharing import Group, Studies
@@ -58,7 +59,7 @@ def lds(
     together: int | None = None,
     batch_size: int = 64,
 ) -> dict[str, LDS]:
-    """The linear datamodelling score of each method.
+    """The linear datamodelling score of random scores, and of each method.
 
     Args:
         setup: the model, its data and its training.
@@ -74,6 +75,8 @@ def lds(
             one elsewhere.
         batch_size: training images that a method scores together.
     """
+    if CONTROL in methods:
+        raise WherefromError(f"a method may not be called {CONTROL!r}: random scores are")
     whole("queries", queries, 1)
     whole("draws", draws, 1)
     check_batch_size(batch_size)
@@ -82,10 +85,10 @@ def lds(
             f"a rank correlation over {subsets} subsets says nothing: train on at least 3"
         )
     total = length(setup.dataset)
-    size = round(number("fraction", fraction, above=0, below=1) * total)
-    if not int(setup.training["batch_size"]) <= size < total:
+    images = size(total, number("fraction", fraction, above=0, below=1))
+    if not int(setup.training["batch_size"]) <= images < total:
         raise WherefromError(
-            f"a subset of {100 * fraction:g} % has {size} of {total} images; it needs a batch of "
+            f"a subset of {100 * fraction:g} % has {images} of {total} images; it needs a batch of "
             f"{setup.training['batch_size']} at least, and not all of them"
         )
     evaluation = claimed(setup, folder, queries, coupled)
@@ -96,19 +99,26 @@ def lds(
     studies = Studies(study, seeds, coupled, networks_at_once(setup, together))
     levels = Draws(setup.process, item_shape(setup.dataset), draws)
     chosen = {
-        seed: [_subset(seed, number, total, size) for number in range(subsets)] for seed in seeds
+        seed: [subset(seed, number, total, fraction) for number in range(subsets)] for seed in seeds
     }
-    studies.train({})
+    # what is kept of scores is of halves
+    kept = subsets if fraction == HALF and subsets <= KEPT else None
+    studies.train({}, None if kept is None else methods, kept or 0)
     losses = _losses(studies, chosen, levels)
-    settings = studies.score(methods)
-    found: dict[str, list[Tensor]] = {name: [] for name in methods}
+    settings = studies.score(methods, kept)
+    found: dict[str, list[Tensor]] = {name: [] for name in (CONTROL, *methods)}
     for seed in seeds:
-        members = torch.zeros(subsets, total)
-        for row, subset in zip(members, chosen[seed], strict=True):
-            row[subset] = 1
+        files = studies.of(seed).files
+        scores = Random().scores(files.images(), setup.dataset)
+        found[CONTROL].append(_predicts(sums(scores, chosen[seed]), losses[seed]))
         for name in methods:
-            scores = studies.of(seed).files.scores(name, settings[seed][name])
-            found[name].append(datamodelling_score(scores, members, losses[seed]))
+            how = settings[seed][name]
+            finds = None if kept is None else files.finds(name, how)
+            if finds is None or finds.sums is None or finds.sums.shape[1] < subsets:
+                predicted = sums(files.scores(name, how), chosen[seed])
+            else:
+                predicted = finds.sums[:, :subsets]
+            found[name].append(_predicts(predicted, losses[seed]))
     return {
         name: LDS(
             name,
@@ -126,21 +136,20 @@ def datamodelling_score(scores: Tensor, members: Tensor, losses: Tensor) -> Tens
 
     Scores are [Q, N], members [S, N] is 1 where an image is in a subset, losses are [S, Q].
     """
+    return _predicts(scores.double() @ members.double().T, losses)
+
+
+def _predicts(predicted: Tensor, losses: Tensor) -> Tensor:
+    """The same of summed scores [Q, S]."""
     same = (losses == losses[:1]).all(0)
     if bool(same.any()):
         raise WherefromError(
             f"query {int(same.nonzero()[0])} has the same loss under every subset's network, so "
             "there is nothing to predict: train longer, or with smaller subsets"
         )
-    predicted = scores.double() @ members.double().T  # [Q, S]
     least, most = predicted.aminmax(dim=1)
     nothing = most - least <= _ROUNDING * predicted.abs().amax(1)
     return spearman(predicted, -losses.double().T).masked_fill(nothing, 0)
-
-
-def _subset(seed: int, number: int, total: int, size: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed_of(seed, "subset", number))
-    return torch.randperm(total, generator=generator)[:size].sort().values
 
 
 def _losses(

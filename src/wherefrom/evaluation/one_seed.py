@@ -24,7 +24,7 @@ from ..data.items import length
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError
 from .comparing import similarities
-from .finds import Finds
+from .finds import HALVES, Finds
 from .recipe import Method, Recipe
 from .setup import Setup
 from .shelf import Shelf
@@ -227,19 +227,19 @@ class Study:
         scores = kept.read("scores")["scores"]
         finds = self.files.claim_finds(name, prepared.settings, self._found_by(prepared.about))
         if not finds.state:
-            Finds.of(scores).keep(finds, kept.state)
+            Finds.of(scores, self.seed).keep(finds, kept.state)
         return scores, prepared.settings
 
-    def found(self, name: str, method: Method) -> str | None:
-        """The settings, as a digest, of a method whose finds are kept, which takes no trained
-        network to know; None: it has to be scored.
+    def found(self, name: str, method: Method, halves: int = 0) -> str | None:
+        """The settings, as a digest, of a method whose finds are kept, with the sums of so many
+        halves, which takes no trained network to know; None: it has to be scored.
         """
         if not isinstance(method, Recipe) or not self.files.queries().state:
             return None
         about = method.about(self.setup.denoiser(self._untrained()), self.setup.dataset)
         settings = fingerprint(about)[:8]
         kept = self.files.claim_finds(name, settings, self._found_by(about))
-        return settings if kept.state else None
+        return settings if kept.state and kept.state.get(HALVES, 0) >= halves else None
 
     def scored_or_fitted(self, name: str, method: Method, parts: int) -> tuple[str, bool]:
         """Score a method, or only fit it where its queries can be dealt out in parts: its settings,

@@ -45,14 +45,18 @@ class Studies:
         self.of = lru_cache(1)(make)  # one network at a time is held
 
     def train(
-        self, controls: Mapping[int, Sequence[Removal]], methods: Mapping[str, Method] | None = None
+        self,
+        controls: Mapping[int, Sequence[Removal]],
+        methods: Mapping[str, Method] | None = None,
+        halves: int = 0,
     ) -> None:
         """Train the networks that see everything, and generate their images. A process for which
         none is left retrains one of the controls meanwhile, which needs no other network.
-        `methods`: where all of them were found with, no network is needed any more.
+        `methods`: where all of them were found with, and the sums of so many halves are kept, no
+        network is needed any more.
         """
         removed = _by_key(controls)
-        needed = [seed for seed in self.seeds if not self._found(seed, methods)]
+        needed = [seed for seed in self.seeds if not self._found(seed, methods, halves)]
         missing = [seed for seed in needed if not self.of(seed).files.queries().state]
         spare = max(0, share().world - len(missing)) if missing else 0
         early = [(seed, key) for seed, keys in self._pending(removed).items() for key in keys]
@@ -68,25 +72,26 @@ class Studies:
         full = [(seed, "") for seed in [*missing, *there]]
         deal([*full[: len(missing)], *early[:spare], *full[len(missing) :]], _TRAINING, work)
 
-    def _found(self, seed: int, methods: Mapping[str, Method] | None) -> bool:
+    def _found(self, seed: int, methods: Mapping[str, Method] | None, halves: int) -> bool:
         """Whether nothing has to be scored in a seed."""
         study = self.of(seed)
         if methods is None or not study.files.queries().state:
             return False
-        return all(study.found(name, method) for name, method in methods.items())
+        return all(study.found(name, method, halves) for name, method in methods.items())
 
     def score(
-        self, methods: Mapping[str, Method], finds_do: bool = False
+        self, methods: Mapping[str, Method], halves: int | None = None
     ) -> dict[int, dict[str, str]]:
         """Compute the scores of every method; by seed and name, the settings that they are known
-        by. `finds_do`: a method whose finds are kept needs no scores.
+        by. `halves`: a method whose finds are kept, with the sums of so many, needs no scores;
+        None: it does.
         """
         agreed({"methods": list(methods)}, _SCORING)
         parts = min(share().world, self.of(self.seeds[0]).queries)
 
         def begin(job: tuple[int, str]) -> tuple[str, bool]:
             study, method = self.of(job[0]), methods[job[1]]
-            settings = study.found(job[1], method) if finds_do else None
+            settings = None if halves is None else study.found(job[1], method, halves)
             return (settings, True) if settings else study.scored_or_fitted(job[1], method, parts)
 
         def go_on(job: tuple[int, str, int]) -> None:
