@@ -8,9 +8,9 @@ seeds and with one set of controls.
 
 It goes on where it was stopped. On a machine that is there for minutes, take along what is new in
 the folder, all but `model`, `scores`, `methods`, `retraining` and `log` of each seed, and go on
-elsewhere: what was found is retrained without network and scores. More metrics can be asked for
-later, without a GPU. With --lds the methods are judged by the linear datamodelling score instead;
-the scores in the folder serve both.
+elsewhere: what was found is retrained without network and scores, on a machine that has a GPU, too
+(precision is a setting). `wherefrom report FOLDER --metric NAME` adds metrics anywhere. With --lds
+the methods are judged by the linear datamodelling score instead, for which what was found is enough.
 """
 
 from __future__ import annotations

@@ -28,7 +28,11 @@ PAPER = re.compile(r"(<!-- table: scaling -->\n).*?(<!-- end of table -->)", re.
 # those that need rows alone
 MADE = ("against", "auc", "ablations", "angle", "ratios", "removals", "pairs", "nearest")
 # of one with so many methods, what is read
-BRIEF = {"digits-angle": ("against", "angle", "removals"), "digits-repeats": ("against",)}
+BRIEF = {
+    "cifar10-angle": ("against", "angle", "removals"),
+    "digits-angle": ("against", "angle", "removals"),
+    "digits-repeats": ("against",),
+}
 PLACE = re.compile(r"(<!-- table: ([\w-]+)/(\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
