@@ -10,7 +10,7 @@ It goes on where it was stopped. On a machine that is there for minutes, take al
 the folder, all but `model`, `scores`, `methods`, `retraining` and `log` of each seed, and go on
 elsewhere: what was found is retrained without network and scores, on a machine that has a GPU, too
 (precision is a setting). `wherefrom report FOLDER --metric NAME` adds metrics anywhere. With --lds
-the methods are judged by the linear datamodelling score instead, for which what was found is enough.
+the methods are judged by the linear datamodelling score instead; what was found is enough for it.
 """
 
 from __future__ import annotations
