@@ -4,6 +4,7 @@ trained together become what each would have become alone.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from wherefrom.data.items import batches
 from wherefrom.diffusion.loss import image_losses
 from wherefrom.diffusion.run import Run, Settings
 from wherefrom.diffusion.together import train_together
+from wherefrom.evaluation.setup import Setup
 
 COUNT = 48
 DATA = Blots(COUNT, labels=True)
@@ -127,3 +129,18 @@ def test_networks_with_dropout_are_not_trained_together(cuda: torch.device) -> N
         wherefrom.WherefromError, match=r"DiT has dropout, .*: train them one by one"
     ):
         train_together(start, EDM, DATA, KEEPS, settings)
+
+
+def test_as_many_networks_are_trained_as_one_as_fit(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counterfactual = importlib.import_module("wherefrom.evaluation.counterfactual")
+    setup = Setup(lambda seed: network(cuda), EDM, DATA, {**HOW, "warmup": 9})
+    each = setup.step_bytes()
+    assert each > 4 * 4 * sum(one.numel() for one in network(cuda).parameters())
+    for room, count in ((0.5, 1), (3.5, 3), (1000, 24)):
+        monkeypatch.setattr(
+            counterfactual, "free_memory", lambda device, room=room: room * each / 0.6
+        )
+        assert counterfactual.networks_at_once(setup, None) == count
+    assert counterfactual.networks_at_once(setup, 5) == 5

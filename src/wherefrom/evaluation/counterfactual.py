@@ -20,6 +20,7 @@ from ..attribution.attributor import read_queries
 from ..data.items import check_batch_size, item_shape, length, query_count
 from ..diffusion.together import apart
 from ..errors import WherefromError, whole
+from ..running.memory import free_memory
 from ..running.ranks import agreed, share
 from .metrics import available
 from .one_seed import CONTROL, Removal, Study
@@ -31,6 +32,9 @@ from .statistics import budget
 from .study import Evaluation
 
 _TOGETHER = 24  # networks that are trained as one, where they are
+_ROOM = (
+    0.6  # of the free memory, for them: a compiled step takes less than the one that is measured
+)
 
 
 def counterfactual(
@@ -67,8 +71,8 @@ def counterfactual(
         coupled: whether retraining shares batches and noise with the full training, or shuffles
             anew as in the paper.
         metrics: names of similarities; one whose weights are missing is left out with a warning.
-        together: networks that are retrained as one batched network; None: up to 24 on CUDA, one by
-            one elsewhere.
+        together: networks that are retrained as one batched network; None: as many as fit on CUDA,
+            up to 24, one by one elsewhere.
         batch_size: training images that a method scores together.
     """
     if CONTROL in methods:
@@ -170,11 +174,14 @@ def claimed(
 
 
 def networks_at_once(setup: Setup, wanted: int | None) -> int:
-    """How many networks are trained as one: on a GPU that is several times faster, on a CPU it is
-    not.
+    """How many networks are trained as one: on a GPU, where it is several times faster, as many as
+    fit.
     """
     if wanted is not None:
         return max(1, wanted)
     network = setup.network(0)
-    on_gpu = next(network.parameters()).is_cuda
-    return _TOGETHER if on_gpu and not apart(network, setup.dataset) else 1
+    device = next(network.parameters()).device
+    if device.type != "cuda" or apart(network, setup.dataset):
+        return 1
+    fitting = int(_ROOM * free_memory(device) / setup.step_bytes())
+    return max(1, min(_TOGETHER, fitting))

@@ -71,8 +71,8 @@ def lds(
         fraction: of the training set that a subset has.
         draws: noise levels that a query's loss is averaged over.
         coupled: whether the runs share batches and noise where their images allow.
-        together: networks that are trained as one batched network; None: up to 24 on CUDA, one by
-            one elsewhere.
+        together: networks that are trained as one batched network; None: as many as fit on CUDA, up
+            to 24, one by one elsewhere.
         batch_size: training images that a method scores together.
     """
     if CONTROL in methods:

@@ -30,6 +30,7 @@ from ..diffusion.together import train_together
 from ..diffusion.training import train
 from ..errors import WherefromError, number, whole
 from ..models.presets import Preset
+from ..running.progress import quiet
 
 _SAMPLED = 256  # images generated together
 
@@ -129,6 +130,19 @@ class Setup:
             train(network, self.process, self.dataset, keep=keep, store=place, **how)
             for keep, place in zip(keeps, stores, strict=True)
         ]
+
+    def step_bytes(self) -> int:
+        """Bytes that training takes on a GPU, by a step that is made, eagerly; what it made is
+        forgotten.
+        """
+        network = self.network(0)
+        device = next(network.parameters()).device
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        how = {**self.training, "steps": 1, "warmup": 0, "decay": 0, "compile": False}
+        with quiet():
+            train(network, self.process, self.dataset, call=self.call, **how)
+        return torch.cuda.max_memory_allocated(device) - before
 
     def noise(self, seed: int, count: int) -> Tensor:
         """The initial noise of a seed's queries, [count, C, H, W]; the first ones are the same
