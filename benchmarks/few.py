@@ -2,6 +2,8 @@
 few images, by their number.
 
     python benchmarks/few.py --data cifar10.npz --images 500 1000 2000 5000 --picture few.png
+    python benchmarks/few.py --data cifar10.npz --images 100 250 500 1000 --network cifar10-small \
+        --train-steps 3000 6000 12000    # when copying begins, in one training
 
 The networks are trained together, each on its part of the largest set. A picture is a copy where
 its nearest training image is at most half as far as the second nearest; no picture of a network
@@ -13,6 +15,7 @@ evaluate is one with sharp pictures of which some, and not all, are copies.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -25,8 +28,10 @@ from wherefrom.baselines import Pixel
 from wherefrom.data import Images, cifar10
 from wherefrom.evaluation.counterfactual import networks_at_once
 from wherefrom.evaluation.experiments import balanced, experiment
+from wherefrom.models.presets import preset
 from wherefrom.report.figures import image_grid
 
+NAME = "cifar10-few"
 COPY = 0.5  # of the distance to the second nearest
 
 
@@ -54,36 +59,52 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=[500, 1000, 2000, 5000])
     parser.add_argument("--queries", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-steps", type=int, help="another number than the evaluation's")
+    parser.add_argument("--network", default=NAME, help="the preset whose network is trained")
+    parser.add_argument(
+        "--train-steps",
+        type=int,
+        nargs="+",
+        help="look after so many, at a constant learning rate; none: after the evaluation's",
+    )
     parser.add_argument("--picture", type=Path, help="write pictures and their nearest images here")
     parser.add_argument("--out", type=Path, help=OUT)
     asked = parser.parse_args()
-    steps, sizes = asked.train_steps, sorted(asked.images)
-    changes = {} if steps is None else {"steps": steps, "warmup": steps // 60, "decay": steps // 2}
-    setup = experiment("cifar10-few").of(sizes[-1]).setup(asked.data, **changes)
+    sizes, looks = sorted(asked.images), sorted(asked.train_steps or [])
+    one, made = experiment(NAME).of(sizes[-1]), preset(asked.network).network
+    changes: list[dict[str, int]] = [{"steps": steps, "decay": 0} for steps in looks] or [{}]
+    setup = one.setup(asked.data)
+    place = next(setup.network(0).parameters()).device
+    # a batch holds no image twice
+    training = {**setup.training, "batch_size": min(sizes[0], setup.training["batch_size"])}
+    setup = dataclasses.replace(setup, network=lambda seed: made(seed).to(place), training=training)
     labels = cifar10(asked.data, labels=True).cond
     assert labels is not None
     largest = balanced(labels, sizes[-1])
     # where the images of each smaller set are in the largest
     keeps = [torch.searchsorted(largest, balanced(labels, size)) for size in sizes]
-    with tempfile.TemporaryDirectory() as folder:
-        together = networks_at_once(setup, None) > 1
-        networks = setup.retrained(asked.seed, keeps, folder, True, together)
-    training = torch.stack([setup.dataset[index] for index in range(len(setup.dataset))])
+    images = torch.stack([setup.dataset[index] for index in range(len(setup.dataset))])
     everything, taken = cifar10(asked.data), set(largest.tolist())
     others = (place for place in range(len(everything)) if place not in taken)
     unseen = torch.stack([everything[place] for place in islice(others, asked.queries)])
-    about = {"steps": setup.training["steps"], "seed": asked.seed, "queries": asked.queries}
+    about = {"network": asked.network, "seed": asked.seed, "queries": asked.queries}
     report = Report(asked.out, machine=machine(), **about)
+    for size, keep in zip(sizes, keeps, strict=True):
+        report.note(**{f"{size} images, unseen": looked_at(unseen, images[keep])[0]})
     rows: dict[str, Tensor] = {}
-    for size, keep, network in zip(sizes, keeps, networks, strict=True):
-        pictures = setup.generated(network, asked.seed, asked.queries).clamp(-1, 1)
-        figures, near = looked_at(pictures, training[keep])
-        beside, _ = looked_at(unseen, training[keep])
-        report.note(**{f"{size} images": figures, f"{size} images, unseen": beside})
-        rows |= {f"{size} images": pictures[:12], f"nearest of {size}": near[:12]}
-    if asked.picture is not None:
-        image_grid(asked.picture, rows, f"generated, {about['steps']} steps, and what is nearest")
+    with tempfile.TemporaryDirectory() as folder:
+        together = networks_at_once(setup, None) > 1
+        for change in changes:  # each goes on from the one before
+            setup = dataclasses.replace(setup, training={**setup.training, **change})
+            networks = setup.retrained(asked.seed, keeps, folder, True, together)
+            steps = setup.training["steps"]
+            for size, keep, network in zip(sizes, keeps, networks, strict=True):
+                pictures = setup.generated(network, asked.seed, asked.queries).clamp(-1, 1)
+                figures, near = looked_at(pictures, images[keep])
+                report.note(**{f"{size} images, {steps} steps": figures})
+                rows |= {f"{size} images": pictures[:12], f"nearest of {size}": near[:12]}
+            if asked.picture is not None:
+                title = f"generated after {steps} steps, and what is nearest"
+                image_grid(asked.picture, rows, title)
 
 
 if __name__ == "__main__":
