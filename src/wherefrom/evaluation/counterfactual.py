@@ -32,9 +32,7 @@ from .statistics import budget
 from .study import Evaluation
 
 _TOGETHER = 24  # networks that are trained as one, where they are
-_ROOM = (
-    0.6  # of the free memory, for them: a compiled step takes less than the one that is measured
-)
+_ROOM = 0.6  # of the free memory, for them
 
 
 def counterfactual(

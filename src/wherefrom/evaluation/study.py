@@ -243,7 +243,9 @@ def join_parts(parts: list[Artefact]) -> tuple[Tensor, dict[str, Any]]:
     # every part waits for the same fit
     score = sum(one["score"] for one in spent)
     seconds = {"fit": max(one["fit"] for one in spent), "score": score}
-    return whole, {"seconds": seconds, "bytes": max(part.state["bytes"] for part in parts)}
+    sizes = [part.state["bytes"] for part in parts if "bytes" in part.state]
+    kept = {"bytes": max(sizes)} if len(sizes) == len(parts) else {}  # not known of older parts
+    return whole, {"seconds": seconds, **kept}
 
 
 def size_of(folder: Path) -> int:
