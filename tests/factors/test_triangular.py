@@ -52,3 +52,16 @@ def test_the_inverse_of_a_triangular_matrix(width: int) -> None:
     torch.testing.assert_close(
         triangular.inverse_lower(lower) @ lower, torch.eye(width, dtype=torch.float64)
     )
+
+
+@pytest.mark.parametrize("panel", [8, 128])
+@pytest.mark.parametrize("width", [1, 3, 8, 11, 12, 27, 31, 32, 40, 150])
+def test_what_is_small_beside_the_sum_is_added_all_the_same(
+    width: int, panel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter does not change 2^22 in float32; sixteen thousand of them do."""
+    monkeypatch.setitem(triangular._PANEL, "cpu", panel)
+    total, x = torch.full((width, width), 2.0**22), torch.full((2**14, width), 0.5)
+    triangular.add_gram(total, x)
+    expected = torch.full_like(total, 2.0**22 + 2**12)
+    torch.testing.assert_close(total.tril(), expected.tril(), rtol=1e-6, atol=0)

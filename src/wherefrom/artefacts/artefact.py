@@ -140,6 +140,18 @@ class Artefact:
             self._held[name] = self._looked_through(name)
         return self._held[name]
 
+    def check_there(self) -> None:
+        """Refuse it where a file is missing or cut short; the bytes themselves are looked through
+        when they are read.
+        """
+        if self.folder is None:
+            return
+        for name, file in self._files.items():
+            with contextlib.suppress(WherefromError):
+                load(self.folder / file.name)
+                continue
+            self._looked_through(name)  # which says what is wrong
+
     def _looked_through(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file, once it is clear that they are what was written."""
         assert self.folder is not None

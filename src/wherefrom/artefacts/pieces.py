@@ -54,6 +54,8 @@ class Pieces:
         self._what = f"the {of} of {self._work}" if of else self._work
         self._folders = PartFolders(whole, of)
         self._known = self._folders.found()
+        for part in self._known.values():
+            part.check_there()
         # nobody writes before all have looked
         agreed({**whole.identity, "number of items that are there": begun}, self._work)
 
@@ -111,6 +113,7 @@ class Pieces:
             return self._left(self.here, batch)
         holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
         missing = sum(map(len, holes))
+        self._refuse_doubled()
         if self.here.merges and missing:
             what = f"{self._what} in {self.whole.folder}"
             names = [name for name, part in self._known.items() if part.state]
@@ -168,6 +171,9 @@ class Pieces:
             found = sorted(_pieces(parts), key=lambda piece: piece.start)
             self._check(found)
             self._check_alike(parts)
+            if not self.here.joined:  # they may have come a long way; a group's are of just now
+                for piece in found:
+                    piece.artefact.read(piece.name)  # which looks for damage
             draft = self.whole.draft()
             try:
                 for number, piece in enumerate(found, len(state[counts])):
@@ -180,16 +186,22 @@ class Pieces:
             self._folders.clear()
         meet(self._work)
 
-    def _check(self, found: list[Piece]) -> None:
-        """Refuse pieces that do not follow each other to the end."""
+    def _refuse_doubled(self) -> None:
+        """Refuse pieces of which two hold the same items, before any more are made."""
         place = self.begun
-        for piece in found:
+        for piece in sorted(_pieces(self._known), key=lambda piece: piece.start):
             if piece.start < place:
                 raise WherefromError(
                     f"items {piece.start} to {min(place, piece.stop) - 1} of {self._what} in "
                     f"{self.whole.folder} are there twice, the second time in "
                     f"{piece.artefact.folder}: delete that folder"
                 )
+            place = piece.stop
+
+    def _check(self, found: list[Piece]) -> None:
+        """Refuse pieces that do not follow each other to the end."""
+        place = self.begun
+        for piece in found:
             if piece.start > place:
                 break
             place = piece.stop

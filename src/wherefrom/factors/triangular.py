@@ -19,13 +19,16 @@ _PANEL = {
 }
 _LONG, _PIECE = 2**14, 2**10  # a sum that is taken in pieces, and their length
 _SMALL = 256  # rows of a triangle that is inverted directly
+# rows, below which a CPU's product adds position after position to what is there: after millions
+# of them the total is larger than what float32 can still add to it
+_NARROW = 32
 
 
 def add_gram(total: Tensor, x: Tensor) -> None:
     """total += x^T x for x [n, p], in total's lower triangle [p, p] and not above its panels."""
     for rows, columns in _panels(total):
         part = total[rows, columns]
-        if x.dtype == part.dtype:
+        if x.dtype == part.dtype and len(part) >= _NARROW:
             part.addmm_(x[:, rows].T, x[:, columns])
         else:
             part += matmul(x[:, rows].T, x[:, columns])
