@@ -429,7 +429,7 @@ def test_names_that_would_share_a_file_do_not(tmp_path: Path) -> None:
 def test_notes_that_several_add_are_all_kept(tmp_path: Path) -> None:
     def work(number: int) -> None:
         for step in range(5):
-            SeedFolder(tmp_path).note({(f"method {number}", step): "key"})
+            SeedFolder(tmp_path).note({(f"method {number}", step, 0): "key"})
 
     writers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in writers:
