@@ -129,8 +129,11 @@ def test_what_is_one_processs_work_is_refused_to_several_by_the_first(
         ({**TOGETHER, "RANK": "4"}, "RANK is 4 of WORLD_SIZE 4"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, and says how many processes there are"),
-        ({**TOGETHER, "MASTER_PORT": "abc"}, "MASTER_PORT must be a whole number, not 'abc'"),
-        ({**TOGETHER, "MASTER_PORT": "65536"}, "MASTER_PORT is 65536, and must be the number of"),
+        (
+            {**TOGETHER, "MASTER_PORT": "abc"},
+            "MASTER_PORT is 'abc', and must be the number of a port",
+        ),
+        ({**TOGETHER, "MASTER_PORT": "65536"}, "MASTER_PORT is '65536', and must be the number of"),
     ],
 )
 def test_variables_that_cannot_be_are_refused(

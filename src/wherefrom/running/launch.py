@@ -54,10 +54,11 @@ def launched() -> Launched:
         raise WherefromError(
             f"RANK is {rank} of WORLD_SIZE {world}: start all processes with one torchrun"
         )
-    if not 1 <= _variable("MASTER_PORT", 0) <= _PORTS:
+    port = os.environ["MASTER_PORT"]
+    if not (port.isdecimal() and 1 <= int(port[:9]) <= _PORTS):
         raise WherefromError(
-            f"MASTER_PORT is {os.environ['MASTER_PORT']}, and must be the number of a port at "
-            f"which the first process can be reached, 1 to {_PORTS}: start all with one torchrun"
+            f"MASTER_PORT is {port!r}, and must be the number of a port at which the first process "
+            f"can be reached, 1 to {_PORTS}: set it so, or start all with one torchrun"
         )
     local = _variable("LOCAL_RANK", rank)
     return Launched(rank, world, local, _variable("LOCAL_WORLD_SIZE", world))
