@@ -15,6 +15,7 @@ import torch
 import ranked_work as work
 import wherefrom
 from several import together
+from wherefrom.artefacts.artefact import Artefact
 from wherefrom.artefacts.pace import Pace
 from wherefrom.factors.curvature import Curvature
 from wherefrom.factors.parts import Parts
@@ -243,6 +244,25 @@ def test_what_two_parts_hold_is_said_before_what_none_holds(tmp_path: Path) -> N
     shutil.copytree(place / "parts" / "0-of-3", place / "parts" / "2-of-3")
     with merging(), pytest.raises(wherefrom.WherefromError, match="are there twice"):
         tid.index(data, place, dim=64, batch_size=4)
+
+
+def test_what_no_shard_can_make_beside_a_groups_parts_is_made_without_one(tmp_path: Path) -> None:
+    """Parts of two processes that were interrupted, and went on with another deal."""
+    _, data, _ = work.made()
+    store, few = tmp_path / "curvature", {"0-of-2": [0, 1], "1-of-2": [3]}
+    for number in range(2):
+        with shard(number, 2):
+            work.made()[0].fit(data, 4, store=store)
+    for name, places in few.items():
+        part = Artefact.open(store / "parts" / name, "part of a curvature")
+        held = {name: sums * 0 for name, sums in part.read("moments").items()}
+        part.finish(part.state, moments=held, places={"places": torch.tensor(places)})
+    way = "run `wherefrom fit` without --shard, which makes what is missing and joins all"
+    with shard(1, 2), pytest.raises(wherefrom.WherefromError, match=f"0-of-2 holds some: .*{way}"):
+        work.made()[0].fit(data, 4, store=store)
+    with merging(), pytest.raises(wherefrom.WherefromError, match=f"20 of 23 items .*{way}"):
+        work.made()[0].fit(data, 4, store=store)
+    work.made()[0].fit(data, 4, store=store).curvature.check_fitted()
 
 
 def test_a_shard_of_another_number_is_refused_before_it_works(

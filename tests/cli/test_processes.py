@@ -128,6 +128,12 @@ def test_what_is_one_processs_work_is_refused_to_several_by_the_first(
         ({"WORLD_SIZE": "2"}, "2 processes, without RANK, MASTER_ADDR, MASTER_PORT:"),
         ({**TOGETHER, "RANK": "4"}, "RANK is 4 of WORLD_SIZE 4"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, and says how many processes there are"),
+        (
+            {**TOGETHER, "MASTER_PORT": "abc"},
+            "MASTER_PORT is 'abc', and must be the number of a port",
+        ),
+        ({**TOGETHER, "MASTER_PORT": "65536"}, "MASTER_PORT is '65536', and must be the number of"),
     ],
 )
 def test_variables_that_cannot_be_are_refused(
@@ -217,7 +223,7 @@ def test_a_shard_that_is_missing_or_not_finished_is_named(run: Path) -> None:
     asked("fit", run, "--shard", "1/4")
     assert "begun, not merged: 1/4" in asked("info", run)
     assert "15 of 20 items of the curvature" in (said := asked("merge", run, status=1))
-    assert said.strip().endswith("are missing: run --shard 0/4, 2/4, 3/4")
+    assert "are missing: run --shard 0/4, 2/4, 3/4, or run `wherefrom fit` without --shard" in said
     assert "must be whole" in (said := asked("index", run, "--shard", "0/2", status=1))
     assert "wherefrom merge" in said
     asked("fit", run)  # whoever comes without a shard makes the rest

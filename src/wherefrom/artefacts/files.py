@@ -72,8 +72,7 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep(target)
-        writer = f"{_MACHINE}-{threading.get_ident()}.{os.getpid()}"
-        part = str(target.with_name(f".{target.name}.{writer}.part"))
+        part = str(part_of(target))
         Path(part).touch()
         mode = os.stat(part).st_mode
     except OSError as error:
@@ -95,6 +94,12 @@ def atomically(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
                 f"could not write {target} ({what}); what was there before is untouched"
             ) from error
         raise
+
+
+def part_of(target: Path) -> Path:
+    """The temporary file beside a file that is this writer's, as `sweep` knows it."""
+    writer = f"{_MACHINE}-{threading.get_ident()}.{os.getpid()}"
+    return target.with_name(f".{target.name}.{writer}.part")
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

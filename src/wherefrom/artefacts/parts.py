@@ -15,6 +15,9 @@ from .artefact import Artefact, there
 
 PARTS = "parts"
 _NAME = re.compile(r"(\d+)-of-(\d+)")  # as `Share.name` has it
+# what makes what: parts of a group's processes are named as shards' are, which do not always fit
+# beside them, and then no shard can make what is missing
+_COMMANDS = {"curvature": "fit", "index": "index", "bank": "distill", "encoded data set": "encode"}
 _NAMED = 8  # shards that a sentence names
 
 
@@ -58,7 +61,7 @@ class PartFolders:
         if names:
             raise WherefromError(
                 f"of what shard {shard.rank}/{shard.world} would make in {self._place}, {names} "
-                "holds some: go on as that was made, or delete it"
+                f"holds some: go on as that was made; or {_rest(self._whole.kind)}; or delete it"
             )
 
 
@@ -81,7 +84,12 @@ def refuse_lost(whole: Artefact, here: Share) -> None:
 
 
 def refuse_missing(
-    what: str, missing: int, count: int, names: Iterable[str], whole: Callable[[Share], bool]
+    what: str,
+    missing: int,
+    count: int,
+    names: Iterable[str],
+    whole: Callable[[Share], bool],
+    kind: str,
 ) -> None:
     """Refuse to merge where images are missing, and say which shards would have made them.
 
@@ -91,6 +99,7 @@ def refuse_missing(
         count: images in all.
         names: of the parts that are there.
         whole: whether a part that is there holds all that its shard makes.
+        kind: of the artefact.
     """
     there_are = [_NAME.fullmatch(name) for name in names]
     made = {(int(one[1]), int(one[2])) for one in there_are if one is not None}
@@ -98,5 +107,13 @@ def refuse_missing(
     lacking = [one for one in wanted if one not in made or not whole(Share(*one))]
     shown = ", ".join(f"{number}/{of}" for number, of in lacking[:_NAMED])
     more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-    way = f"run --shard {shown}{more}" if lacking else "run the other shards, or it without one"
-    raise WherefromError(f"{missing:,} of {count:,} items of {what} are missing: {way}")
+    way = f"run --shard {shown}{more}" if lacking else "run the other shards"
+    raise WherefromError(
+        f"{missing:,} of {count:,} items of {what} are missing: {way}, or {_rest(kind)}"
+    )
+
+
+def _rest(kind: str) -> str:
+    """Who can make what is missing, whatever parts there are."""
+    command = f"`wherefrom {_COMMANDS[kind]}`" if kind in _COMMANDS else "the same"
+    return f"run {command} without --shard, which makes what is missing and joins all"

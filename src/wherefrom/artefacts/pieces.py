@@ -18,6 +18,7 @@ from ..running.ranks import Share, agreed, gathered, meet
 from .artefact import Artefact
 from .files import check_folder
 from .lock import only_one
+from .one_folder import check_shared
 from .parts import PartFolders, refuse_lost, refuse_missing
 
 _MAKING = ".making.lock"
@@ -52,6 +53,7 @@ class Pieces:
         self.whole, self.begun, self.count, self.here = whole, begun, count, here
         self._work = f"the {whole.kind}"
         self._what = f"the {of} of {self._work}" if of else self._work
+        check_shared(whole.folder, self._work)
         self._folders = PartFolders(whole, of)
         self._known = self._folders.found()
         for part in self._known.values():
@@ -121,7 +123,7 @@ class Pieces:
             def whole(one: Share) -> bool:
                 return not self._left(one, batch)
 
-            refuse_missing(what, missing, self.count, names, whole)
+            refuse_missing(what, missing, self.count, names, whole, self.whole.kind)
         return self._dealt(self.here, holes, batch, most)
 
     def _twice(self, batch: int) -> Iterator[str]:

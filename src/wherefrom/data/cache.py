@@ -21,6 +21,7 @@ from ..artefacts.artefact import Artefact
 from ..artefacts.files import atomically, check_readable
 from ..artefacts.identity import checksum
 from ..artefacts.lock import Lock
+from ..artefacts.one_folder import check_shared
 from ..errors import WherefromError
 from ..running.progress import bar
 from ..running.ranks import gathered, meet, share
@@ -98,6 +99,7 @@ def cached(dataset: LazyImages, path: str | os.PathLike[str]) -> Cached:
     artefact, pixels = Artefact.claim(path, _KIND, identity), Path(path) / _PIXELS
     # nobody decodes before all are here: those that wait notice then when it ends
     if not all(gathered(bool(artefact.state), f"the {_KIND}")):
+        check_shared(path, f"the {_KIND}")
         if here.first or not here.joined:
             _make(dataset, artefact, pixels)
         meet(f"the {_KIND}")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..artefacts.artefact import Folder
 from ..artefacts.identity import fingerprint
+from ..artefacts.one_folder import check_shared
 from ..attribution.attributor import read_queries
 from ..data.items import check_batch_size, item_shape, length, query_count
 from ..diffusion.together import apart
@@ -166,6 +167,7 @@ def claimed(
     evaluation = Evaluation(folder)
     asked = {"queries": queries, "given": None if given is None else fingerprint(given)}
     identity = {**setup.identity(), **asked, "coupled": coupled}
+    check_shared(folder, "the evaluation")
     agreed(identity, "the evaluation")
     evaluation.claim(identity)
     return evaluation

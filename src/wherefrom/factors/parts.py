@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Artefact
+from ..artefacts.one_folder import check_shared
 from ..artefacts.parts import PARTS, PartFolders, refuse_lost, refuse_missing
 from ..errors import WherefromError
 from ..running.ranks import Share, agreed, gathered, meet, summed
@@ -40,6 +41,7 @@ class Parts:
 
     def __init__(self, whole: Artefact, count: int, here: Share) -> None:
         refuse_lost(whole, here)
+        check_shared(whole.folder, _WHAT)
         self.whole, self.count, self.here = whole, count, here
         self._begun = torch.arange(int(whole.state.get("done", 0)))  # by a process alone
         self._folders = PartFolders(whole)
@@ -72,7 +74,9 @@ class Parts:
         missing = everything[~torch.isin(everything, covered)]
         if self.here.merges and len(missing):
             what = f"{_WHAT} in {self.whole.folder}"
-            refuse_missing(what, len(missing), self.count, self._known, self._is_whole)
+            refuse_missing(
+                what, len(missing), self.count, self._known, self._is_whole, self.whole.kind
+            )
         return Task(own, done, missing[self.here.rank :: self.here.world])
 
     def _dealt(self, shard: Share) -> Tensor:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from ..errors import WherefromError
 
+_PORTS = 65535
+
 
 class Launched(NamedTuple):
     """This process among those that were started together."""
@@ -36,6 +38,11 @@ def launched() -> Launched:
     world = _variable("WORLD_SIZE", 1)
     if world == 1:
         return Launched()
+    if world < 1:
+        raise WherefromError(
+            f"WORLD_SIZE is {world}, and says how many processes there are, 1 or more: start this "
+            "with torchrun, or unset it"
+        )
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise WherefromError(
@@ -46,6 +53,12 @@ def launched() -> Launched:
     if not 0 <= rank < world:
         raise WherefromError(
             f"RANK is {rank} of WORLD_SIZE {world}: start all processes with one torchrun"
+        )
+    port = os.environ["MASTER_PORT"]
+    if not (port.isdecimal() and 1 <= int(port[:9]) <= _PORTS):
+        raise WherefromError(
+            f"MASTER_PORT is {port!r}, and must be the number of a port at which the first process "
+            f"can be reached, 1 to {_PORTS}: set it so, or start all with one torchrun"
         )
     local = _variable("LOCAL_RANK", rank)
     return Launched(rank, world, local, _variable("LOCAL_WORLD_SIZE", world))

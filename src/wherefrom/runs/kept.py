@@ -43,6 +43,11 @@ class Query:
     cond: Asked
     model: str | None = None  # the mark of the network that made it, where the file says it
 
+    @property
+    def known_by(self) -> tuple[Any, ...]:
+        """What tells it from others, whatever its file is called."""
+        return self.image.mode, self.image.size, self.image.tobytes(), self.cond
+
 
 def read_query(path: Path, cond: Asked = None, marks: bool = True) -> Query:
     """A picture of a file; one that `generate` wrote says itself what it was generated from, unless

@@ -18,11 +18,12 @@ import torch
 
 from ..artefacts.files import check_folder, exists
 from ..artefacts.identity import fingerprint, plain
+from ..artefacts.one_folder import check_shared
 from ..attribution.pictures import Pictures
 from ..data.items import Dataset
 from ..errors import WherefromError, number, say, whole
 from ..planning import Plan
-from ..running.ranks import meet, share
+from ..running.ranks import agreed, meet, share
 from ..tid.index import Index
 from ..tide.bank import Bank
 from .ahead import planned
@@ -36,10 +37,12 @@ from .pages import mark_of, reported, write_page
 from .pictures import named_images
 from .settings import METHODS
 from .space import Asked
-from .stages import Tell
+from .stages import RUN, Tell
 from .standing import info
 from .subject import shown_settings
 from .toml import NAME, read_settings
+
+_WHAT = "the attribution"
 
 
 class Run(Making):
@@ -183,15 +186,17 @@ class Run(Making):
         for query in queries:
             check_query(query, self.check_condition, said=cond is not None)
         top_k = shown_count(top_k, table.top_k, len(self._named[0]))
+        # before anything long: whoever asks for something else keeps it elsewhere
+        check_shared(self.folder, RUN)
+        asked = {"method": method, "top_k": top_k, "exact": exact}
+        agreed({**asked, "queries": fingerprint([query.known_by for query in queries])}, _WHAT)
         found = self.collection(method)
         say_of_another_model(queries, mark_of(self.subject), self.folder)
         items = [self.subject.space.query(query.image, query.cond) for query in queries]
         parts = {"index": self._index_parts, "tid": self._fit_parts, "tide": self._student_parts}
         tid, conds = self.settings.tid, [query.cond for query in queries]
         identity = {
-            "method": method,
-            "top_k": top_k,
-            "exact": exact,
+            **asked,
             "damping": tid.damping,
             "similarity": tid.similarity,
             "precision": self._precision,
@@ -199,7 +204,8 @@ class Run(Making):
             "queries": fingerprint([_digested(item) for item in items], conds),
         }
         kept = Kept.claim(self.folder / "attributions", queries, identity)
-        meet("the attribution")  # nobody writes before all have looked
+        check_shared(kept.folder, _WHAT, made=bool(kept.state))
+        agreed(identity, _WHAT)  # nobody writes before all have looked
         if not kept.state:
             dataset = self.subject.dataset
             if found is None:
@@ -211,7 +217,7 @@ class Run(Making):
             data = self.subject.parts["the set of training images"]
             if share().first:
                 Kept.keep(kept, hits, queries, top_k, data, mark_of(self.subject))
-            meet("the attribution")
+            meet(_WHAT)
             kept = Kept.claim(self.folder / "attributions", queries, identity)
         mine = replace(Kept.open(kept), files=[query.file for query in queries])
         if not share().first:

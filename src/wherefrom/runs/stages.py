@@ -20,12 +20,14 @@ from typing import Any
 from ..artefacts.files import check_folder, load_json, save_json
 from ..artefacts.identity import differing, fingerprint, plain
 from ..artefacts.lock import only_one
+from ..artefacts.one_folder import check_shared
 from ..artefacts.parts import PARTS
 from ..errors import WherefromError
 from ..running.progress import clock
-from ..running.ranks import Share, meet, share
+from ..running.ranks import Share, agreed, share
 
 STAGES = ("training", "retraining", "latents", "curvature", "index", "student", "bank")
+RUN = "the run"  # as processes that work on one call it
 _NOTE, _BUSY, _SHARD = "stage.json", ".stage.lock", ".shard-{}.lock"
 # what shards may make, and the folder inside the stage's that their parts are in
 _SHARDED = ("latents", "curvature", "index", "bank")
@@ -83,7 +85,8 @@ class Stages:
         folder, parts = self.place(name, parts), plain(parts)
         before = _made(folder) if (folder / _NOTE).is_file() else None
         here = share()
-        meet(words)  # nobody writes before all have looked
+        check_shared(self.folder, RUN)
+        agreed(parts, words)  # nobody writes before all have looked
         if before is not None and before.finished:
             if here.first:
                 with contextlib.suppress(OSError):

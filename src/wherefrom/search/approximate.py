@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..artefacts.artefact import Folder
+from ..artefacts.one_folder import check_shared
 from ..attribution.result import Attribution, joined
 from ..attribution.top import TopK, check_top_k
 from ..data.items import Dataset
@@ -99,6 +100,7 @@ class Approximate:
         agreed({**store.artefact.identity, "content": store.checksums, **given}, WHAT)
         place = None if folder is None else Path(folder) / _FOLDER
         made = Segments.claim(place, store)
+        check_shared(place, WHAT, made=bool(made.state) and made.finished)
         sizes = made.sizes
         if sizes is None:
             sizes = Sizes.fitting(store, components, lists, codes, probes)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..artefacts.artefact import Folder
 from ..artefacts.checkpoint import Checkpoint
+from ..artefacts.one_folder import check_shared
 from ..attribution.agreement import shared_top, spearman
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, read
@@ -180,6 +181,7 @@ def distill(
     looks: list[Look] = []
     # the sum since the last look, and over how many steps
     losses, since = torch.zeros((), device=device), 0
+    check_shared(store, _WHAT)
     checkpoint, identity = None, {}
     if store is not None or here.joined:
         identity = {**settings.identity(), **tid.identity(), "data": data_fingerprint(dataset)}
