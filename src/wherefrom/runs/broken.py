@@ -45,7 +45,7 @@ def _say(found: dict[int, str], images: LazyImages, folder: Path, known: bool) -
     if found and not known:
         say(
             f"{len(found):,} of {len(images):,} training images cannot be decoded and are left "
-            f"out: they are listed in {folder / MANIFEST}"
+            f"out: {folder / MANIFEST} lists them"
         )
 
 
