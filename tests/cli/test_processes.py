@@ -108,6 +108,24 @@ def test_torchrun_finds_what_one_process_finds_and_speaks_once(run: Path, tmp_pa
     assert "index" in asked("info", run).split("not done yet:")[1]
 
 
+def test_of_several_processes_one_looks_for_broken_images(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(Path(run_pictures(run)), tmp_path / "bad")
+    (tmp_path / "bad/digit 3/003.png").write_bytes(b"")
+    text = (run / "run.toml").read_text().replace(run_pictures(run), str(tmp_path / "bad"))
+    text = text.replace("# skip_broken = false", "skip_broken = true")
+    (run / "run.toml").write_text(text)
+    done = by_two("fit", str(run), "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("looking for broken images: 20 of 20 images") == 1
+    assert done.stderr.count("1 of 20 training images cannot be decoded") == 1
+    assert "left out as broken: 1 of 20 images" in asked("info", run)
+
+
+def run_pictures(run: Path) -> str:
+    """The folder of images that a run.toml names."""
+    return (run / "run.toml").read_text().split('images = "')[1].split('"')[0]
+
+
 @pytest.mark.parametrize("command", ["generate", "info", "merge", "plan", "report"])
 def test_what_is_one_processs_work_is_refused_to_several_by_the_first(
     command: str, run: Path, monkeypatch: pytest.MonkeyPatch

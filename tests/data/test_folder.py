@@ -133,6 +133,18 @@ def test_classes_are_the_first_level_folders_in_order(tmp_path, write_image):
     assert dataset[0][1].dtype == torch.int64
 
 
+def test_a_class_keeps_its_number_though_its_images_are_left_out(tmp_path, write_image):
+    for name in ("a/1.png", "b/1.png", "c/1.png"):
+        write_image(tmp_path / name, 4, 4)
+    whole = folder(tmp_path, labels=True)
+    rest = whole.without([0])
+    assert [int(rest[n][1]) for n in range(2)] == [1, 2]
+    assert rest.classes == ["a", "b", "c"]
+    assert list(rest.indices) == [1, 2]
+    assert rest.fingerprint() != whole.fingerprint()
+    assert [len(whole), whole.labels] == [3, [0, 1, 2]]
+
+
 def test_an_image_outside_every_class_is_named(tmp_path, write_image):
     write_image(tmp_path / "cat/a.png")
     write_image(tmp_path / "stray.png")

@@ -561,6 +561,28 @@ def test_broken_images_are_found_once_and_left_out_by_a_set_that_says_so(with_br
     assert [Pictures(rest).name(n) for n in range(4)] == [f"a.tar/{n}.png" for n in rest.indices]
 
 
+def test_a_reason_is_the_same_each_time_and_says_no_address(with_broken):
+    assert list(tars(with_broken).broken().values()) == [
+        "item 1, a.tar/1.png cannot be decoded as an image (it is of no known format)",
+        "item 4, a.tar/4.png cannot be decoded as an image (image file is truncated)",
+    ]
+
+
+def test_a_set_without_some_items_is_a_set_of_tars_still(three):
+    whole = tars(three, size=4, cond="cls")
+    rest = whole.without([0, 3])
+    assert rest.caption_of(0) == "caption 1"
+    assert rest.captions() == [f"caption {n}" for n in (1, 2, 4, 5, 6, 7, 8)]
+    (x, cond), (again, same) = (
+        one.training_view(place, torch.Generator().manual_seed(3))
+        for one, place in ((rest, 2), (whole, 4))
+    )
+    assert x.equal(again)
+    assert cond.equal(same)
+    assert data_fingerprint(rest) != data_fingerprint(whole.without([0, 4]))
+    assert [Pictures(rest).columns["tar"][n] for n in (0, 6)] == ["000.tar", "002.tar"]
+
+
 def test_what_was_found_broken_is_kept(with_broken, tmp_path, monkeypatch):
     dataset = tars(with_broken)
     first = dataset.broken(tmp_path / "broken")

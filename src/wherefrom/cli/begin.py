@@ -42,6 +42,9 @@ def init(
         str | None,
         typer.Option(help="A metadata column, a metadata file, or one text; none: found."),
     ] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave images out that cannot be decoded.")
+    ] = False,
     size: Annotated[int | None, typer.Option(help="Pixels that a factory's net takes.")] = None,
     channels: Annotated[int | None, typer.Option(help="1 (grey) or 3.")] = None,
     method: Annotated[str | None, typer.Option(help="index, tid or tide.")] = None,
@@ -66,7 +69,7 @@ def init(
     }
     options["model"] |= {"weights": weights, "entry": entry}
     options["data"] |= {"captions": captions, "size": size, "channels": channels}
-    options["data"] |= {"tars": tars, "parquet": parquet}
+    options["data"] |= {"tars": tars, "parquet": parquet, "skip_broken": skip_broken or None}
     given = {
         name: kept
         for name, table in options.items()

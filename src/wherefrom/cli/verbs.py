@@ -358,6 +358,9 @@ def info(run: RUN, json_: Json = False) -> None:
     ]
     if lines:
         show_table("", ["stage", "", "took>", "size>", "folder", ""], lines)
+    if said["broken"]:
+        counts = "{left_out:,} of {images:,} images, listed in {list}".format(**said["broken"])
+        show(f"left out as broken: {counts}")
     missing = said["missing"]
     if missing:
         show(f"not done yet: {', '.join(missing)}")

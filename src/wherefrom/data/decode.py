@@ -8,6 +8,8 @@ to the window's; one works on the decoded image, the other on the tensor.
 from __future__ import annotations
 
 import io
+import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +35,13 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 class Undecodable(WherefromError):
-    """An image is at fault, and not what it is read with: others can be."""
+    """An image is at fault, and not what it is read with: others can be. `what` is wrong with which
+    image, the same words each time; `way`: out of it.
+    """
+
+    def __init__(self, what: str, way: str = "mend or remove it") -> None:
+        super().__init__(f"{what}: {way}")
+        self.what, self.way = what, way
 
 
 def open_image(path: Path, channels: int) -> Image:
@@ -42,6 +50,8 @@ def open_image(path: Path, channels: int) -> Image:
     """
     pil: Any = need("PIL.Image", "data")
     check_ordinary(path)
+    if os.path.isfile(path) and not os.path.getsize(path):
+        raise _undecodable(str(path), "it is empty")
     with decoding(str(path)), pil.open(path) as image:
         return as_mode(upright(image), channels, str(path))
 
@@ -49,6 +59,8 @@ def open_image(path: Path, channels: int) -> Image:
 def open_bytes(content: bytes, channels: int, name: str) -> Image:
     """The same of a file's content; `name`: what to call it where it cannot be decoded."""
     pil: Any = need("PIL.Image", "data")
+    if not content:
+        raise _undecodable(name, "it is empty")
     with decoding(name), pil.open(io.BytesIO(content)) as image:
         return as_mode(upright(image), channels, name)
 
@@ -83,16 +95,26 @@ def decoding(name: str) -> Iterator[None]:
     ) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the image's
             raise WherefromError(f"{name} cannot be read ({error.strerror})") from error
-        raise Undecodable(
-            f"{name} cannot be decoded as an image ({error}); mend or remove it"
-        ) from error
+        raise _undecodable(name, _reason(error)) from error
+
+
+def _undecodable(name: str, reason: str) -> Undecodable:
+    return Undecodable(f"{name} cannot be decoded as an image ({reason})")
+
+
+def _reason(error: Exception) -> str:
+    """Why an image cannot be decoded, the same each time: PIL says at which address it was."""
+    pil: Any = need("PIL.Image", "data")
+    if isinstance(error, pil.UnidentifiedImageError):
+        return "it is of no known format"
+    return re.sub(r"<[^<>]* at 0x[0-9a-fA-F]+>", "the file", str(error))
 
 
 def as_mode(image: Image, channels: int, name: str) -> Image:
     """Convert to grey (1 channel) or RGB (3); what is transparent lies on white."""
     if image.mode.startswith(("I", "F")):  # PIL would clip these to 0..255 without a word
         raise Undecodable(
-            f"{name} has pixels of more than 8 bits (mode {image.mode}); convert it to 8 bits first"
+            f"{name} has pixels of more than 8 bits (mode {image.mode})", "convert it to 8 bits"
         )
     if image.has_transparency_data:  # convert would show the colours that lie under it
         pil: Any = need("PIL.Image", "data")

@@ -1,17 +1,19 @@
 """Large sets of images that say themselves what each is called and what is known of it, item by
-item: nothing is read of those that nobody asks for.
+item: nothing is read of those that nobody asks for. And such sets without some of their items.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, overload
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ..artefacts.identity import fingerprint
 from ..errors import WherefromError
 from ..running.progress import bar
 from .lazy import LazyImages
@@ -21,6 +23,10 @@ ALL = 2**14  # items of which everything is read where somebody asks for all
 
 class Described(LazyImages):
     """Images with names, captions and columns of their own."""
+
+    def without(self, places: Iterable[int]) -> Rest:
+        """The set without some of its items."""
+        return Rest(self, self._left(places))
 
     @abstractmethod
     def name_of(self, index: int) -> str:
@@ -70,6 +76,47 @@ class Described(LazyImages):
             return self.cells(index)[name]
 
         return {name: LazyColumn(len(self), partial(cell, name)) for name in self.column_names()}
+
+
+class Rest(Described):
+    """The items of a set at some places: `indices`, in `dataset`."""
+
+    def __init__(self, dataset: Described, indices: Sequence[int]) -> None:
+        super().__init__(dataset.size, dataset.channels)
+        self.dataset, self.indices = dataset, np.asarray(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def decoded(self, index: int) -> Tensor:
+        return self.dataset.decoded(int(self.indices[index]))
+
+    def condition(self, index: int, choice: float) -> Tensor | None:
+        return self.dataset.condition(int(self.indices[index]), choice)
+
+    def conditions(self) -> Any:
+        return self.dataset.conditions()
+
+    def identity(self) -> dict[str, Any]:
+        """Of the whole, and of which items are left."""
+        left = fingerprint(torch.from_numpy(self.indices))
+        return {**self.dataset.identity(), "images": len(self), "left": left}
+
+    @property
+    def thread_safe(self) -> bool:
+        return self.dataset.thread_safe
+
+    def name_of(self, index: int) -> str:
+        return self.dataset.name_of(int(self.indices[index]))
+
+    def caption_of(self, index: int) -> str | None:
+        return self.dataset.caption_of(int(self.indices[index]))
+
+    def column_names(self) -> list[str]:
+        return self.dataset.column_names()
+
+    def cells(self, index: int) -> dict[str, str]:
+        return self.dataset.cells(int(self.indices[index]))
 
 
 class LazyColumn(Sequence[str]):

@@ -5,9 +5,10 @@ With labels, the first-level subfolders are the classes.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ class Folder(ImageFiles):
             self.classes = sorted(set(names))
             numbers = {name: number for number, name in enumerate(self.classes)}
             self.labels = [numbers[name] for name in names]
+        self.indices = list(
+            range(len(self.paths))
+        )  # of a set without some: its places in the whole
+
+    def without(self, places: Iterable[int]) -> Folder:
+        """The folder without some of its images; a class keeps its number, were it of none."""
+        rest, left = copy.copy(self), self._left(places)
+        rest.indices, rest.paths = left, [self.paths[place] for place in left]
+        rest.labels = None if self.labels is None else [self.labels[place] for place in left]
+        rest.left_out = [*self.left_out, *sorted(set(self.paths) - set(rest.paths))]
+        rest._fingerprint = None
+        return rest
 
     def _class_of(self, path: Path) -> str:
         below = path.relative_to(self.root).parts

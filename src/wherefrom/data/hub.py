@@ -45,7 +45,7 @@ class HubImages(LazyImages):
         with decoding(name):
             image = self._images[index][self.image]
         if image is None:
-            raise Undecodable(f"{name} holds no image: filter such rows out")
+            raise Undecodable(f"{name} holds no image", "filter such rows out")
         image = as_mode(upright(image), self.channels, name)
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 

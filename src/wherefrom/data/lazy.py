@@ -22,6 +22,7 @@ from torch.utils.data import Subset
 from ..artefacts.artefact import Artefact
 from ..artefacts.artefact import Folder as Store
 from ..artefacts.identity import fingerprint
+from ..artefacts.lock import Lock
 from ..artefacts.pace import Pace
 from ..errors import WherefromError, whole
 from ..running.progress import bar
@@ -38,6 +39,13 @@ from .decode import (
 )
 from .images import Item, scaled
 
+BROKEN = "list of broken images"
+_LOOKING = ".looking.lock"
+# said of an image that breaks a pass
+_LEAVE_OUT = (
+    "or leave all such images out with skip_broken = true in [data] of run.toml (wherefrom init "
+    "--skip-broken; in Python: dataset.without(dataset.broken()))"
+)
 _LOOKED_AT = 2**14  # files that are looked at whenever somebody asks
 _CHUNK = 256  # images decoded side by side: bounds the wait when something fails
 
@@ -105,10 +113,21 @@ class LazyImages(ABC):
         """The places of the images that cannot be decoded, and why; all are decoded to find out.
 
         `store`: a folder to keep what is found; a look that was interrupted there goes on, one that
-        was finished is not repeated. A disk that fails or a file that is missing is no image's
-        fault, and is raised.
+        was finished is not repeated. Of several processes that look there one does, and the others
+        wait for it. A disk that fails or a file that is missing is no image's fault, and is raised.
         """
-        artefact = Artefact.claim(store, "list of broken images", {"data": self.fingerprint()})
+        identity = {"data": self.fingerprint()}
+        artefact = Artefact.claim(store, BROKEN, identity)
+        if artefact.folder is None or artefact.state.get("done") == len(self):
+            return self._look_through(artefact)
+        lock = Lock.take(artefact.folder / _LOOKING)
+        assert lock is not None
+        try:
+            return self._look_through(Artefact.claim(store, BROKEN, identity))
+        finally:
+            lock.release()
+
+    def _look_through(self, artefact: Artefact) -> dict[int, str]:
         done, found = 0, dict[str, str]()
         if artefact.state:
             done, found = int(artefact.state["done"]), dict(artefact.state["broken"])
@@ -119,39 +138,48 @@ class LazyImages(ABC):
         ):
             while done < total:
                 places = range(done, min(done + _CHUNK, total))
-                faults = zip(places, pool.map(self._fault, places), strict=True)
+                faults = zip(places, pool.map(self.fault, places), strict=True)
                 found |= {str(place): fault for place, fault in faults if fault is not None}
                 done = places.stop
                 progress.update(len(places))
                 if pace.due or done == total:
                     with pace.writing():
-                        artefact.finish({"done": done, "broken": found})
+                        artefact.finish({"done": done, "images": total, "broken": found})
         return {int(place): fault for place, fault in found.items()}
 
-    def without(self, places: Iterable[int]) -> Subset[Any]:
+    def without(self, places: Iterable[int]) -> Any:
         """This set without the items at some places, such as those that are `broken`.
 
         It is a set of its own, with a fingerprint of its own: an item's number there counts those
         that are left, and `without(...).indices[number]` is its place here. Names and captions in
-        reports are those of this set.
+        reports are those of this set. Of folders, tars and Parquet files it is a set of their kind,
+        of others a `Subset`.
         """
+        return Subset(self, self._left(places))  # type: ignore[arg-type]
+
+    def _left(self, places: Iterable[int]) -> list[int]:
+        """The places that are left without some."""
         kept = np.ones(len(self), dtype=bool)
         for place in places:
             kept[whole("a place in the data set", place, 0, len(self) - 1)] = False
         if not kept.any():
             raise WherefromError("nothing is left of the data set: leave fewer items out")
-        return Subset(self, np.flatnonzero(kept).tolist())  # type: ignore[arg-type]
+        return list(np.flatnonzero(kept).tolist())
 
-    def _fault(self, index: int) -> str | None:
+    def fault(self, index: int) -> str | None:
+        """Why an image cannot be decoded, the same words each time; None: it can."""
         try:
             self.decoded(index)
         except Undecodable as error:
-            return str(error)
+            return error.what
         return None
 
     def _view(self, index: int, corner: tuple[float, float] | None, choice: float) -> Item:
         index = range(len(self))[index]  # counts negative indices from the end, ends an iteration
-        pixels = self.decoded(index)
+        try:
+            pixels = self.decoded(index)
+        except Undecodable as error:
+            raise Undecodable(error.what, f"{error.way}, {_LEAVE_OUT}") from error
         seen = pixels if self.size is None else crop(pixels, self.size, corner)
         x = seen if seen.is_floating_point() else scaled(seen)
         cond = self.condition(index, choice)
@@ -167,6 +195,7 @@ class ImageFiles(LazyImages):
         super().__init__(size, channels)
         self.root = root
         self.paths = list(paths)
+        self.left_out: list[Path] = []  # by `without`: what is said of them is passed over
         self._contents = Contents()
 
     def __len__(self) -> int:

@@ -160,7 +160,7 @@ class ParquetImages(Described):
                 "to wherefrom.data.folder"
             )
         if content is None:
-            raise Undecodable(f"{name}, holds no image: leave such rows out")
+            raise Undecodable(f"{name}, holds no image", "fill the row in")
         image = open_bytes(content, self.channels, name)
         return to_bytes(image if self.size is None else resize_image(image, self.size))
 

@@ -215,7 +215,9 @@ class Names:
     """The pictures' files, found by their names below the root, or by a name that only one has."""
 
     def __init__(self, images: Any) -> None:
+        gone: Sequence[Path] = ()  # left out: they may be named, and mean no picture
         if isinstance(images, ImageFiles):
+            gone = [path.absolute() for path in images.left_out]
             self.paths, self.root = [path.absolute() for path in images.paths], images.root
         elif isinstance(images, list | tuple) and all(map(is_path, images)):
             self.paths = [Path(path).absolute() for path in images]
@@ -228,7 +230,8 @@ class Names:
         self.root = self.root.absolute()
         self._whole: dict[str, list[int]] = {}
         self._short: dict[str, list[int]] = {}
-        for index, path in enumerate(self.paths):
+        self._all = [*self.paths, *gone]
+        for index, path in enumerate(self._all):
             self._whole.setdefault(_normal(path), []).append(index)
             self._short.setdefault(path.name, []).append(index)
 
@@ -238,20 +241,18 @@ class Names:
 
     def places(self, name: str, base: Path | None, what: str) -> list[int]:
         """The pictures that a name means, below a folder or, without one, anywhere."""
-        whole = self._whole.get(_normal((base or self.root) / name))
-        if whole is not None:
-            return whole
         short = self._short.get(name, []) if base is None else []
-        if len({self.paths[index] for index in short}) > 1:
+        found = self._whole.get(_normal((base or self.root) / name), short)
+        if found is short and len({self._all[index] for index in short}) > 1:
             raise WherefromError(
                 f"{what}{name!r} is the name of several pictures: give their paths below "
                 f"{self.root}"
             )
-        if not short:
+        if not found:
             raise WherefromError(
                 f"{what}{name!r} is none of the pictures: mend that name, or take it out"
             )
-        return short
+        return [index for index in found if index < len(self.paths)]
 
 
 def _normal(path: Path) -> str:

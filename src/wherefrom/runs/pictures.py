@@ -19,6 +19,7 @@ from ..data.sidecars import CAPTION_COLUMNS, captions_of, metadata_columns
 from ..data.stamps import stamps
 from ..data.tar_index import Unwritable
 from ..data.tars import Tars, tars
+from .broken import broken_images, first_decoded
 from .networks import below
 from .settings import DataTable, Settings
 from .toml import NAME
@@ -54,7 +55,22 @@ def images_of(data: DataTable, place: Path, size: Any, channels: int) -> tuple[D
 
 
 def pictures_of(data: DataTable, place: Path, size: Any = None, channels: int = 3) -> Shown:
-    """The training images that are files, or in files."""
+    """The training images that are files, or in files; without those that cannot be decoded where
+    run.toml says so.
+    """
+    found = _all_pictures(data, place, size, channels)
+    if not data.skip_broken:
+        return found
+    if not (place / NAME).is_file():  # before there is a run, one that can be decoded is enough
+        rest: Shown = found.without(range(first_decoded(found)))
+        return rest
+    # whatever the size, it is the same list
+    whole = found if (size, channels) == (None, 3) else _all_pictures(data, place, None, 3)
+    broken = broken_images(whole, place)
+    return found.without(broken) if broken else found
+
+
+def _all_pictures(data: DataTable, place: Path, size: Any, channels: int) -> Shown:
     if data.tars is not None:
         return _in_tars(_files(data.tars, place), place, size, channels)
     if data.parquet is not None:

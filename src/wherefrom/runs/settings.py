@@ -152,10 +152,9 @@ class DataTable:
     parquet: str | None = _key(None, _text, "or Parquet files with a column of images")
     dataset: str | None = _key(None, _one_of(DATASETS), "or a known data set")
     path: str | None = _key(None, _text, "where that data set lies; digits and stamps need none")
-    captions: str | None = _key(
-        None, _text, "a column of metadata.csv, such a file, or one text for all; none: found"
-    )
+    captions: str | None = _key(None, _text, "column of metadata, file, or one text; none: found")
     labels: bool = _key(False, flag, "whether subfolders are classes")
+    skip_broken: bool = _key(False, flag, "whether images that cannot be decoded are left out")
     size: Any = _key(None, _size, "pixels that a network of one's own takes")
     channels: int | None = _key(None, _whole(1, 3), "1 (grey) or 3, of such a network")
 
@@ -323,6 +322,8 @@ def _check_data(data: DataTable, kind: str) -> None:
     else:
         why = "a known data set has its own"
         _none(data, ("captions", "size", "channels"), "data", why)
+        if data.skip_broken:
+            _none(data, ("skip_broken",), "data", f"{data.dataset} is no set of image files")
         if data.dataset == "cifar10" and data.path is None:
             what = f"{data.dataset} needs its place"
             way = f"{what}: give it with --path"

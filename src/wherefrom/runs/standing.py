@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..artefacts.parts import begun_shards
 from ..errors import WherefromError
 from ..models.presets import preset
+from .broken import last_list
 from .kept import Kept
 from .pictures import named_images
 from .settings import Settings
@@ -33,7 +35,8 @@ class _Any:
 def info(folder: Path, settings: Settings, stages: Stages) -> dict[str, Any]:
     """What a run is of, and what it holds, as JSON can hold it."""
     made = stages.all()
-    missing, fits, last = standing(settings, made, _count(settings, folder))
+    broken = last_list(folder) if settings.data.skip_broken else None
+    missing, fits, last = standing(settings, made, _count(settings, folder, broken))
     listed = [
         {
             "stage": one.name,
@@ -52,17 +55,25 @@ def info(folder: Path, settings: Settings, stages: Stages) -> dict[str, Any]:
         "settings": settings.given(),
         "stages": listed,
         "missing": missing,
+        "broken": broken,
         "generated": len(list((folder / "generated").glob("*.png"))),
         "attributions": len(Kept.places(folder / "attributions")),
     }
 
 
-def _count(settings: Settings, folder: Path) -> int | None:
-    """How many training images there are, where a look at their folder tells."""
+def _count(settings: Settings, folder: Path, broken: Mapping[str, Any] | None) -> int | None:
+    """How many training images there are, where a look at their folder tells, and at the list of
+    those that are left out.
+    """
     if settings.data.dataset is not None:
         return COUNTS[settings.data.dataset]
     with contextlib.suppress(WherefromError):  # gone: that does not matter to what is done
-        return len(named_images(settings, folder)[0])
+        every = replace(settings, data=replace(settings.data, skip_broken=False))
+        count = len(named_images(every, folder)[0])
+        if not settings.data.skip_broken:
+            return count
+        if broken is not None and broken["images"] == count:
+            return count - int(broken["left_out"])
     return None
 
 

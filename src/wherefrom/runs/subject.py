@@ -313,9 +313,11 @@ def opened(settings: Settings, place: Path, device: torch.device, stages: Stages
     pipe = opened_pipeline(table, place, device)
     model = from_pipeline(pipe, table.layers, exclude=table.exclude, size=table.size)
     found = pictures_of(data, place)
-    images = found if data.images is None else below(place, data.images)
     captions = given_captions(data, place, found)
     texts = texts_of(found, captions) if model.encoder.names else None
+    images = found if data.images is None else below(place, data.images)
+    if data.skip_broken:  # a part of a folder is no path, and columns are not looked for beside it
+        images, captions = found, captions if texts is None else texts
     if texts is None and model.encoder.names:
         raise WherefromError(
             f"{type(pipe).__name__} generates from prompts or classes, and "
