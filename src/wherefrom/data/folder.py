@@ -44,9 +44,8 @@ class Folder(ImageFiles):
             self.classes = sorted(set(names))
             numbers = {name: number for number, name in enumerate(self.classes)}
             self.labels = [numbers[name] for name in names]
-        self.indices = list(
-            range(len(self.paths))
-        )  # of a set without some: its places in the whole
+        # of a set without some: its places in the whole
+        self.indices = list(range(len(self.paths)))
 
     def without(self, places: Iterable[int]) -> Folder:
         """The folder without some of its images; a class keeps its number, were it of none."""
