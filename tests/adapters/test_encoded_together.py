@@ -224,11 +224,12 @@ def test_what_two_have_begun_one_goes_on_with(alone, tmp_path):
     assert last.texts == []
 
 
-def test_processes_that_see_different_disks_are_told_what_is_missing(tmp_path):
+def test_processes_that_see_different_disks_are_refused_before_they_encode(tmp_path):
     said = group(2, tmp_path / "meeting", lambda rank: made(tmp_path / f"disk {rank}"))
-    assert "of the conditions of the encoded data set in" in said[0]
-    assert "are missing: see to it that all processes write to one disk" in said[0]
-    assert "process 0 of 2 ended before the encoded data set was done" in said[1]
+    for each in said:
+        assert "process 1 of 2 keeps the encoded data set in" in each
+        assert "which are not the same folder: give all of them one" in each
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_parts_that_are_not_alike_are_not_joined(tmp_path):
