@@ -17,6 +17,7 @@ import wherefrom
 from several import together
 from wherefrom.artefacts.artefact import Artefact
 from wherefrom.artefacts.pace import Pace
+from wherefrom.artefacts.pieces import Pieces
 from wherefrom.factors.curvature import Curvature
 from wherefrom.factors.parts import Parts
 from wherefrom.running.ranks import merging, shard, share
@@ -244,6 +245,27 @@ def test_what_two_parts_hold_is_said_before_what_none_holds(tmp_path: Path) -> N
     shutil.copytree(place / "parts" / "0-of-3", place / "parts" / "2-of-3")
     with merging(), pytest.raises(wherefrom.WherefromError, match="are there twice"):
         tid.index(data, place, dim=64, batch_size=4)
+
+
+def test_a_part_that_comes_twice_while_others_are_joined_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tid, data, _ = work.made()
+    tid.fit(data, 4, store=tmp_path / "curvature")
+    parts = tmp_path / "index" / "parts"
+    for number in range(3):
+        with shard(number, 3):
+            tid.index(data, parts.parent, dim=64, batch_size=4)
+    true = Pieces.spans
+
+    def late(*given: Any) -> Any:
+        found = true(*given)
+        shutil.copytree(parts / "0-of-3", parts / "0-of-9")
+        return found
+
+    monkeypatch.setattr(Pieces, "spans", late)
+    with merging(), pytest.raises(wherefrom.WherefromError, match="are there twice"):
+        tid.index(data, parts.parent, dim=64, batch_size=4)
 
 
 def test_what_no_shard_can_make_beside_a_groups_parts_is_made_without_one(tmp_path: Path) -> None:

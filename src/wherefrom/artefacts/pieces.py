@@ -115,7 +115,7 @@ class Pieces:
             return self._left(self.here, batch)
         holes = list(_without(range(0, self.count), list(_pieces(self._known)), self.begun))
         missing = sum(map(len, holes))
-        self._refuse_doubled()
+        self._refuse_doubled(sorted(_pieces(self._known), key=lambda piece: piece.start))
         if self.here.merges and missing:
             what = f"{self._what} in {self.whole.folder}"
             names = [name for name, part in self._known.items() if part.state]
@@ -171,6 +171,7 @@ class Pieces:
             parts = self._folders.found() if self.here.first else {}
         if self.here.first or self.whole.folder is None:
             found = sorted(_pieces(parts), key=lambda piece: piece.start)
+            self._refuse_doubled(found)  # others may have come since the first look
             self._check(found)
             self._check_alike(parts)
             if not self.here.joined:  # they may have come a long way; a group's are of just now
@@ -188,10 +189,10 @@ class Pieces:
             self._folders.clear()
         meet(self._work)
 
-    def _refuse_doubled(self) -> None:
-        """Refuse pieces of which two hold the same items, before any more are made."""
+    def _refuse_doubled(self, found: list[Piece]) -> None:
+        """Refuse pieces of which two hold the same items."""
         place = self.begun
-        for piece in sorted(_pieces(self._known), key=lambda piece: piece.start):
+        for piece in found:
             if piece.start < place:
                 raise WherefromError(
                     f"items {piece.start} to {min(place, piece.stop) - 1} of {self._what} in "

@@ -91,7 +91,7 @@ def counterfactual(
     def study(seed: int) -> Study:
         return Study(setup, evaluation, seed, count, given, batch_size)
 
-    studies = Studies(study, seeds, coupled, networks_at_once(setup, together))
+    studies = Studies(study, seeds, coupled, lambda: networks_at_once(setup, together))
 
     random = {
         seed: random_removals(studies.of(seed), fractions, controls, repeats) for seed in seeds

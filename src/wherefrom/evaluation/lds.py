@@ -96,7 +96,7 @@ def lds(
     def study(seed: int) -> Study:
         return Study(setup, evaluation, seed, queries, batch_size=batch_size)
 
-    studies = Studies(study, seeds, coupled, networks_at_once(setup, together))
+    studies = Studies(study, seeds, coupled, lambda: networks_at_once(setup, together))
     levels = Draws(setup.process, item_shape(setup.dataset), draws)
     chosen = {
         seed: [subset(seed, number, total, fraction) for number in range(subsets)] for seed in seeds

@@ -216,8 +216,8 @@ def _do(experiment: Experiment, folder: Path, data: Data, names: list[str], job:
         return
     if job.stage == "control":
         sizes = experiment.fractions, experiment.controls, experiment.repeats
-        together = networks_at_once(setup, None)
-        studies = Studies(lambda seed: study, [job.seed], experiment.coupled, together)
+        seeds, coupled = [job.seed], experiment.coupled
+        studies = Studies(lambda seed: study, seeds, coupled, lambda: networks_at_once(setup, None))
         studies.retrain({job.seed: random_removals(study, *sizes)})
         return
     method = experiment.methods([job.method])[job.method]

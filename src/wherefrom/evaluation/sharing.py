@@ -8,7 +8,7 @@ are those of a process alone, whoever made them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from torch import Tensor
 
@@ -30,19 +30,29 @@ class Studies:
         make: that of one seed.
         seeds: which there are.
         coupled: whether retraining shares batches and noise with the full training.
-        together: networks that are trained as one, at most.
+        at_once: how many networks are trained as one, at most; asked where there are any to train,
+            as it takes a step on a GPU to know.
     """
 
     def __init__(
-        self, make: Callable[[int], Study], seeds: Sequence[int], coupled: bool, together: int
+        self,
+        make: Callable[[int], Study],
+        seeds: Sequence[int],
+        coupled: bool,
+        at_once: Callable[[], int],
     ) -> None:
         if share().apart:
             raise WherefromError(
                 "an evaluation is not made in shards: start it under torchrun, or as one process"
             )
         agreed({"seeds": list(seeds)}, _EVALUATION)
-        self.seeds, self.coupled, self.together = seeds, coupled, together
+        self.seeds, self.coupled, self._at_once = seeds, coupled, at_once
         self.of = lru_cache(1)(make)  # one network at a time is held
+
+    @cached_property
+    def together(self) -> int:
+        """How many networks are trained as one, at most."""
+        return self._at_once()
 
     def train(
         self,
@@ -129,7 +139,7 @@ class Studies:
         about equal size, since two that differ compile twice.
         """
         number = sum(map(len, pending.values()))
-        size = max(1, min(self.together, -(-number // share().world)))
+        size = max(1, min(self.together, -(-number // share().world))) if number else 1
         groups = [
             (seed, tuple(keys[start :: -(-len(keys) // size)]))
             for seed, keys in pending.items()
