@@ -39,7 +39,8 @@ def made(steps: int, taught: int, asked: int) -> tuple[wherefrom.Bank, Tensor]:
     network = wherefrom.train(network, process, data, steps=steps, batch_size=64, lr=2e-3)
     denoiser = wherefrom.Denoiser(network, process)
     tid = wherefrom.TID(denoiser, wherefrom.Draws(process, (1, 8, 8), DRAWS)).fit(data, samples=500)
-    how: dict[str, Any] = {"batch_size": 64, "lr": 1e-3, "dim": DIM, "embedder": "grid"}
+    how: dict[str, Any] = {"batch_size": 64, "lr": 1e-3, "dim": DIM}
+    how |= {**wherefrom.TIDE.PAPER, "embedder": "grid"}
     tide = wherefrom.TIDE.distill(tid, data, epochs=max(1, taught * 64 // len(data)), **how)
     return tide.index(data), queries
 

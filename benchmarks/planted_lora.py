@@ -167,7 +167,7 @@ def attributed(
         dim, hidden = scale.tide
         learned = len(pictures) - len(pictures) // 10  # a tenth is held out
         epochs = scale.distilling_steps / (learned // batch)
-        how = {"epochs": epochs, "lr": 3e-4, "dim": dim, "hidden": hidden}
+        how = {"epochs": epochs, "lr": 3e-4, "dim": dim, "hidden": hidden, **wherefrom.TIDE.PAPER}
         return wherefrom.TIDE.distill(tid, pictures, batch_size=batch, **how).fit(data)
 
     score("TIDE", lambda: student(count - count // 10, *train))

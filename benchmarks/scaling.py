@@ -26,7 +26,7 @@ TAUGHT = 20_000  # batches of the distillation, each at a draw of its own
 BATCH = 128
 DIM, EMBEDDED = 2048, 768  # numbers of an index and of a bank, each two bytes
 _TAUGHT = "distillation"
-GRADIENTS = 4 * (2_363_136 + 787_712)  # bytes of the embedder's, added up in every step
+GRADIENTS = 4 * (2_363_136 + 787_712)  # bytes of the paper's embedder's, in every step
 # bytes a second and GPU that an all-reduce moves, inside a machine of 8 and between machines:
 # assumed, below what NVLink and eight 400 Gb/s adapters are sold as
 LINK = {1: float("inf"), 8: 300e9, 64: 40e9}

@@ -1,7 +1,11 @@
-"""What TIDE should read of diffusers' transformers: how well it learns TID's rankings from the
-blocks' outputs, from those of their feed-forward layers, and from those of their attention.
+"""What TIDE should read of diffusers' networks, and which student should read it: how well TID's
+rankings are learned from the blocks' outputs, from those of their feed-forward layers and of their
+attention; and from the blocks' outputs by the paper's student, by the default, and by those that
+share its embedder or its objective alone.
 
     python benchmarks/streams.py --out runs/streams.json
+    python benchmarks/streams.py --students paper default --out runs/layouts.json
+    python benchmarks/streams.py --students paper default --few 128 --epochs 64 --out runs/128.json
     python benchmarks/streams.py --smoke
 
 Small networks of diffusers' classes are trained on digits, as latents of one channel; a prompt is a
@@ -21,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,9 @@ from wherefrom.attribution.agreement import shared_top, spearman
 from wherefrom.data.items import Cond, map_cond
 from wherefrom.diffusion.draws import Draw
 from wherefrom.diffusion.streams import Streams, Taps, listening
-from wherefrom.tide.distill import Learner, fresh_draw
+from wherefrom.tide.distill import LOSSES, Learner, Settings, fresh_draw
 from wherefrom.tide.embedder import Embedder
+from wherefrom.tide.grid import GridEmbedder
 
 SHAPE = (1, 8, 8)
 WIDTH, HEADS = 48, 3
@@ -45,6 +50,13 @@ TEXT = 32  # width of a prompt
 DRAWS = 8
 METRICS = ("Spearman", "top 1 %", "top 8")
 RATES = (1e-4, 3e-4, 1e-3)
+SIZES = {"dim": 128, "hidden": 128}
+STUDENTS = {
+    "paper": Settings(**SIZES, **wherefrom.TIDE.PAPER),
+    "pool, listwise": Settings(**SIZES, embedder="pool"),
+    "grid, lambdarank": Settings(**SIZES, objective="lambdarank"),
+    "default": Settings(**SIZES),
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,21 @@ def pixart() -> nn.Module:
         cross_attention_dim=WIDTH,
         caption_channels=TEXT,
         use_additional_conditions=False,
+    )
+
+
+def unet() -> nn.Module:
+    return diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        norm_num_groups=8,
+        attention_head_dim=16,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        num_class_embeds=10,
     )
 
 
@@ -205,6 +232,7 @@ WORLDS = {
     "Flux, one prompt": World(flux, FLOW, same, FLUX),
     "DiT": World(dit, NOISE, labelled, PLAIN),
     "PixArt": World(pixart, NOISE, crossed, PLAIN),
+    "UNet": World(unet, NOISE, labelled, {"blocks": None}),
 }
 
 
@@ -215,22 +243,32 @@ class Student:
     """An embedder that learns from one choice of blocks."""
 
     def __init__(
-        self, denoiser: wherefrom.Denoiser, blocks: Any, x: Tensor, cond: Cond, lr: float, seed: int
+        self,
+        denoiser: wherefrom.Denoiser,
+        blocks: Any,
+        settings: Settings,
+        x: Tensor,
+        cond: Cond,
     ) -> None:
         own = wherefrom.Denoiser(denoiser.network, denoiser.process, denoiser.call, blocks)
         self.taps = Taps(own, SHAPE)
         shapes = self.taps.shapes(x, cond)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            learner = Learner(Embedder(shapes, dim=128, hidden=128))
-        self.learner = learner.to(x.device)
-        self._optimizer = torch.optim.AdamW(self.learner.parameters(), lr=lr, fused=True)
+            torch.manual_seed(settings.seed)
+            embedder = (
+                Embedder(shapes, **SIZES)
+                if settings.embedder == "pool"
+                else GridEmbedder(shapes, SHAPE[1:], **SIZES)
+            )
+        self.learner = Learner(embedder, LOSSES[settings.objective]).to(x.device)
+        self._settings = settings
+        self._optimizer = torch.optim.AdamW(self.learner.parameters(), fused=True)
 
-    def learn(self, streams: Streams, tau: Tensor) -> None:
-        """One update, towards the teacher's scores tau [B, B]."""
-        vectors = self.learner.embedder(streams)
-        scale = self.learner.log_scale.exp()
-        wherefrom.lambda_rank_loss(vectors @ vectors.T, tau, scale).backward()
+    def learn(self, streams: Streams, tau: Tensor, step: int, steps: int) -> None:
+        """One update of so many, towards the teacher's scores tau [B, B]."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.lr_at(step, steps)
+        self.learner(streams, tau).backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -270,7 +308,16 @@ def compared(rho: Tensor, tau: Tensor) -> dict[str, float]:
     return {name: float(value.mean()) for name, value in zip(METRICS, found, strict=True)}
 
 
-def measured(name: str, scale: Scale, seed: int) -> Figures:
+def read_by(world: World, students: Sequence[str]) -> dict[str, tuple[Any, Settings]]:
+    """What is read, and by whom: all choices of blocks by one student, or the first by several."""
+    if len(students) == 1:
+        how = STUDENTS[students[0]]
+        return {choice: (blocks, how) for choice, blocks in world.choices.items()}
+    blocks = next(iter(world.choices.values()))
+    return {student: (blocks, STUDENTS[student]) for student in students}
+
+
+def measured(name: str, scale: Scale, seed: int, students_by: Sequence[str]) -> Figures:
     """One network and all its students: how far each agrees with TID."""
     world = WORLDS[name]
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(seed))
@@ -298,12 +345,14 @@ def measured(name: str, scale: Scale, seed: int) -> Figures:
     def rows(chosen: Any) -> tuple[Tensor, Cond]:
         return x[chosen], map_cond(cond, lambda value: value[chosen])
 
+    read = read_by(world, students_by)
     students = [
-        Student(denoiser, blocks, *rows(slice(1)), rate, seed)
-        for blocks in world.choices.values()
+        Student(denoiser, blocks, replace(how, lr=rate, seed=seed), *rows(slice(1)))
+        for blocks, how in read.values()
         for rate in RATES
     ]
     generator = torch.Generator().manual_seed(seed)
+    each = -(-scale.images // scale.few)  # steps of an epoch
     for epoch in range(scale.epochs):
         shuffled = torch.randperm(scale.images, generator=generator).to(x.device)
         for place, batch in enumerate(shuffled.split(scale.few)):
@@ -311,10 +360,10 @@ def measured(name: str, scale: Scale, seed: int) -> Figures:
             target = tid.pairwise(x[batch], draw, rows(batch)[1])
             streams = heard(denoiser, students, *rows(batch), draw)
             for student, mine in zip(students, streams, strict=True):
-                student.learn(mine, target)
+                student.learn(mine, target, epoch * each + place, scale.epochs * each)
     sides = [rows(slice(scale.images, None)), rows(slice(scale.images))]
     told = iter(compared(rho, tau) for rho in agreement(tid, students, sides))
-    return {choice: {str(rate): next(told) for rate in RATES} for choice in world.choices}
+    return {choice: {str(rate): next(told) for rate in RATES} for choice in read}
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -352,11 +401,16 @@ def table(results: dict[str, list[Figures]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=list(WORLDS), default=list(WORLDS))
+    parser.add_argument("--students", nargs="+", choices=list(STUDENTS), default=["paper"])
+    parser.add_argument("--few", type=int, default=Scale.few, help="images of a student's batch")
+    parser.add_argument("--epochs", type=int, default=Scale.epochs, help="of a student")
+    parser.add_argument("--seeds", type=int, default=Scale.seeds, help="of networks")
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
     parser.add_argument("--smoke", action="store_true", help="whether it runs, in a minute")
     parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    scale, started = SMOKE if arguments.smoke else Scale(), time.perf_counter()
+    lasting = Scale(seeds=arguments.seeds, epochs=arguments.epochs, few=arguments.few)
+    scale, started = SMOKE if arguments.smoke else lasting, time.perf_counter()
     sizes = {name: parameters(WORLDS[name].build()) for name in arguments.networks}
     report = Report(arguments.out, machine=machine(), jobs=arguments.jobs, **vars(scale))
     report.note(parameters=sizes)
@@ -365,7 +419,7 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.jobs, context) as pool:
         # seed after seed, so that a run that is stopped has all networks
         runs = [
-            (name, pool.submit(measured, name, scale, seed))
+            (name, pool.submit(measured, name, scale, seed, arguments.students))
             for seed in range(scale.seeds)
             for name in arguments.networks
         ]

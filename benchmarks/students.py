@@ -42,6 +42,7 @@ from wherefrom.data.items import batches, item_shape, map_cond
 from wherefrom.diffusion.batches import Feed, Order
 from wherefrom.diffusion.streams import Streams
 from wherefrom.evaluation.experiments import Experiment, experiment
+from wherefrom.evaluation.one_seed import Study
 from wherefrom.evaluation.study import Evaluation
 from wherefrom.running.progress import bar
 from wherefrom.tide.distill import LOSSES, Learner, Settings, fresh, fresh_draw
@@ -210,8 +211,8 @@ def choices_of(arguments: argparse.Namespace, one: Experiment) -> list[Choice]:
 def run(arguments: argparse.Namespace, one: Experiment, **changes: Any) -> None:
     """Train or read the network, fit or read the teacher, teach and compare."""
     setup, seed = one.setup(arguments.data, **changes), arguments.seed
-    files = Evaluation(arguments.folder).seed(seed)
-    network = setup.trained(seed, files.model)
+    study = Study(setup, Evaluation(arguments.folder), seed, arguments.queries)
+    files, network = study.files, study.network
     denoiser, count = setup.denoiser(network), len(setup.dataset)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     data = Subset(setup.dataset, sorted(order[arguments.queries :]))  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 as ratios to the compiled forward + backward of the network.
 
     python benchmarks/tid_throughput.py
-    python benchmarks/tid_throughput.py --profile      # and where the score pass spends its time
+    python benchmarks/tid_throughput.py --profile      # and where the passes spend their time
     python benchmarks/tid_throughput.py --only "score pass, recorded" pairwise    # sooner done
 
 On CUDA the CIFAR-10 backbone, batch 128, bf16; on a CPU a DiT of 2.7M parameters, batch 32. All are
@@ -108,8 +108,8 @@ def profiled(work: Callable[[], Any]) -> str:
     cuda = torch.cuda.is_available()
     with torch.profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if cuda else [])]) as profile:
         seconds(work)
-    key = "self_cuda_time_total" if cuda else "self_cpu_time_total"
-    return profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60)
+    key = "self_device_time_total" if cuda else "self_cpu_time_total"
+    return profile.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=80)
 
 
 def main() -> None:
@@ -129,26 +129,25 @@ def main() -> None:
     shape, process = shape_of(network), wherefrom.EDM()
     data: Any = noise_images(arguments.images, shape)
     denoiser = wherefrom.Denoiser(network, process)
-    tid = wherefrom.TID(denoiser, wherefrom.Draws(process, shape, count=4), compile=False)
-    taken = seconds(lambda: tid.fit(data, batch))
-    print(f"fit of {len(data)} images x 4 draws, eager: {taken:.1f} s, inverses included")
+    draws = wherefrom.Draws(process, shape, count=4)
     queries, x = data[: arguments.queries].to(device()), data[:batch].to(device())
-    draw = tid.draws[DRAW]
-    x_sigma = process.add_noise(x, draw.sigma, draw.noise.to(x))
-    sigma = draw.sigma.to(device(), torch.float32).expand(batch)
-
+    x_sigma = process.add_noise(x, draws[DRAW].sigma, draws[DRAW].noise.to(x))
+    sigma = draws[DRAW].sigma.to(device(), torch.float32).expand(batch)
     held = ExitStack()
-    works = {"forward+backward, eager": floor(network, x_sigma, sigma, False)}
+    works: dict[str, Callable[[], Any]] = {}
     if cuda:
-        works = {"forward+backward, compiled": floor(network, x_sigma, sigma, True), **works}
-        works |= {f"{name}, eager": work for name, work in passes(tid, queries, x).items()}
-        compiled = wherefrom.TID(denoiser, tid.draws, compile=True).fit(data, batch)
-        # where memory was short the fit took smaller batches, and others would run eagerly here
-        compiled.probe.compile(batch)
-        works |= passes(compiled, queries, x)
-        works |= recorded(compiled, queries, x, held)
-    else:
-        works |= passes(tid, queries, x)
+        works["forward+backward, compiled"] = floor(network, x_sigma, sigma, True)
+        # memory for whole batches: others would be compiled once more
+        room = int(0.7 * torch.cuda.mem_get_info()[0])
+        tid = wherefrom.TID(denoiser, draws, compile=True, memory=room).fit(data, batch)
+        works |= {**passes(tid, queries, x), **recorded(tid, queries, x, held)}
+    if not cuda or not arguments.only or any("eager" in name for name in arguments.only):
+        tid = wherefrom.TID(denoiser, draws, compile=False)
+        taken = seconds(lambda: tid.fit(data, batch))
+        print(f"fit of {len(data)} images x 4 draws, eager: {taken:.1f} s, inverses included")
+        eager = passes(tid, queries, x)
+        works["forward+backward, eager"] = floor(network, x_sigma, sigma, False)
+        works |= {f"{name}, eager": work for name, work in eager.items()} if cuda else eager
     base = next(iter(works))
     unknown = [name for name in arguments.only or () if name not in works]
     if unknown:
@@ -174,12 +173,12 @@ def main() -> None:
             f"{name:38s} {one:8.1f} / {other:8.1f} ms   ratio {ratios[0]:.2f} / {ratios[1]:.2f}",
             flush=True,
         )
+    for name in [one for one in works if arguments.profile and one != base]:
+        print(name)
+        print(profiled(works[name]))
     held.close()  # what was recorded is compared with a pass of its own
     if cuda and not arguments.only:
         report.note(peak_gib_of_scores=peaks(tid, queries, data, batch))
-    for name in [one for one in ("score pass", "pairwise") if arguments.profile and one in works]:
-        print(name)
-        print(profiled(works[name]))
 
 
 if __name__ == "__main__":

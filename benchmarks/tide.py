@@ -2,11 +2,13 @@
 run.
 
     python benchmarks/tide.py
+    python benchmarks/tide.py --parts step --preset cifar10-small    # a network that Python bounds
 
 On CUDA the CIFAR-10 backbone, batch 128, bf16; on a CPU a DiT of 2.7M parameters, batch 32. The
 yardsticks are the compiled forward + backward of the network for a distillation step, its compiled
 forward for an embedding, and generating one image for a query. Banks are of random unit vectors:
-the time of an exact search does not depend on them.
+the time of an exact search does not depend on them. "Recorded" is what a long distillation does on
+CUDA where its teacher has compile=True.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +38,10 @@ from common import (
 from tid_throughput import floor
 from wherefrom.artefacts.artefact import Artefact
 from wherefrom.diffusion.streams import Taps
+from wherefrom.models.presets import preset
 from wherefrom.search.store import VectorStore
 from wherefrom.search.vectors import Vectors
+from wherefrom.tid.pairing import Paired
 from wherefrom.tide.distill import Learner, learn
 from wherefrom.tide.embedder import Embedder
 from wherefrom.tide.student import CHUNK
@@ -63,11 +68,16 @@ class Clock:
             self.report.note(**{name: {"ms": [one[name] for one in rounds], "ratio": ratio}})
 
 
-def step(tid: wherefrom.TID, learner: Learner, network: wherefrom.models.DiT, x: Tensor) -> Works:
+def step(
+    tid: wherefrom.TID,
+    learner: Learner,
+    network: wherefrom.models.DiT,
+    x: Tensor,
+    held: ExitStack,
+) -> Works:
     """A distillation step, beside what it is made of."""
     draw = tid.draws[len(tid.draws) // 2]
-    if x.is_cuda:
-        tid.compile_pairwise(len(x))
+    recorded = held.enter_context(tid.pairing(len(x), 1000 * len(tid.draws)))
     optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-5, fused=True)
     sigma = draw.sigma.to(x).expand(len(x))
     x_sigma = tid.denoiser.process.add_noise(x, draw.sigma, draw.noise.to(x))
@@ -78,16 +88,21 @@ def step(tid: wherefrom.TID, learner: Learner, network: wherefrom.models.DiT, x:
         yardstick()
         network.requires_grad_(False)
 
-    def step() -> None:
-        learn(tid, learner, x, None, [draw], 1)
+    def step(teacher: Paired) -> None:
+        learn(teacher, learner, x, None, [draw], 1)
         optimizer.step()
         optimizer.zero_grad()
 
-    return {
+    plain = tid.pairwise_and_streams
+    works = {
         "forward+backward": thawed,
-        "pairwise": lambda: tid.pairwise_and_streams(x, draw),
-        "distillation step": step,
+        "pairwise": lambda: plain(x, draw),
+        "distillation step": lambda: step(plain),
     }
+    if x.is_cuda:
+        works["pairwise, recorded"] = lambda: recorded(x, draw, None)
+        works["distillation step, recorded"] = lambda: step(recorded)
+    return works
 
 
 def embedding(tide: wherefrom.TIDE, network: wherefrom.models.DiT, count: int) -> Works:
@@ -143,6 +158,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     known = ["step", "embedding", "query"]
     parser.add_argument("--parts", nargs="+", choices=known, default=known, help="what to measure")
+    parser.add_argument("--preset", help="its network, in place of the backbone")
     parser.add_argument("--batch", type=int, default=128 if cuda else 32)
     parser.add_argument("--chunk", type=int, default=CHUNK, help="images embedded together")
     parser.add_argument(
@@ -155,7 +171,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help=OUT)
     arguments = parser.parse_args()
-    network, process, batch = stirred(backbone()), wherefrom.EDM(), arguments.batch
+    named = preset(arguments.preset).network().to(device()) if arguments.preset else backbone()
+    network, process, batch = stirred(named), wherefrom.EDM(), arguments.batch
     dim, hidden = (768, 512) if cuda else (192, 128)
     shape = shape_of(network)
     data: Any = noise_images(2 * batch, shape)
@@ -166,9 +183,10 @@ def main() -> None:
     report = Report(arguments.out, machine=machine())
     in_turns = Clock(report, arguments.repeats)
     if "step" in arguments.parts:
-        tid = wherefrom.TID(denoiser, draws).fit(data, batch, samples=min(16, len(data)))
-        with denoiser.frozen():
-            in_turns(step(tid, learner, network, x))
+        tid = wherefrom.TID(denoiser, draws, compile=cuda or None)
+        tid.fit(data, batch, samples=min(16, len(data)))
+        with denoiser.frozen(), ExitStack() as held:
+            in_turns(step(tid, learner, network, x, held))
     if "embedding" in arguments.parts:
         with denoiser.frozen():
             in_turns(embedding(tide, network, arguments.chunk))

@@ -151,6 +151,7 @@ def main() -> None:
             tide = wherefrom.TIDE(denoiser, tid.draws, embedder)
         else:
             how = {"lr": arguments.lr, "dim": arguments.width, "batch_size": BATCH}
+            how |= wherefrom.TIDE.PAPER  # which goes on to more epochs
             epochs = steps / steps_per_epoch
             tide = wherefrom.TIDE.distill(tid, data, epochs, store=folder / "tide", **how)
         taken = time.perf_counter() - started

@@ -118,7 +118,7 @@ def main() -> None:
         kept = arguments.folder / f"{count} draws"
         draws = wherefrom.Draws(wherefrom.EDM(), (1, 8, 8), count)
         tid = wherefrom.TID(denoiser, draws).fit(data, samples=400, store=kept / "teacher")
-        student = {**how, "store": kept / "student"}
+        student = {**how, **wherefrom.TIDE.PAPER, "store": kept / "student"}
         tide = wherefrom.TIDE.distill(tid, data, arguments.epochs, **student)
         bank = tide.index(data, dtype="float32")
         recorder = Recorder(bank, tide)

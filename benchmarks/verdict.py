@@ -8,9 +8,10 @@ seeds and with one set of controls.
 
 It goes on where it was stopped. On a machine that is there for minutes, take along what is new in
 the folder, all but `model`, `scores`, `methods`, `retraining` and `log` of each seed, and go on
-elsewhere: what was found is retrained without network and scores, on a machine that has a GPU, too
-(precision is a setting). `wherefrom report FOLDER --metric NAME` adds metrics anywhere. With --lds
-the methods are judged by the linear datamodelling score instead; what was found is enough for it.
+elsewhere, on a machine that has a GPU, too (precision is a setting): what was found is retrained
+without scores, and what was not is found with the `network`. `wherefrom report FOLDER
+--metric NAME` adds metrics anywhere. With --lds the methods are judged by the linear datamodelling
+score instead; what was found is enough for it.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--methods", nargs="+", help="some of them")
     parser.add_argument("--repeats", type=int, default=1, help="of every retraining")
+    parser.add_argument("--unions", type=int, default=1, help="that the queries are dealt to")
     parser.add_argument("--metrics", nargs="+", help="none: those of the evaluation")
     parser.add_argument("--lds", type=int, metavar="SUBSETS", help="random halves to train on")
     asked = parser.parse_args()
-    one = dataclasses.replace(experiment(asked.name), repeats=asked.repeats)
+    one = experiment(asked.name)
+    one = dataclasses.replace(one, repeats=asked.repeats, unions=asked.unions)
     methods = asked.methods or METHODS
     if asked.metrics:
         one = dataclasses.replace(one, metrics=tuple(asked.metrics))

@@ -23,6 +23,7 @@ LETTERS = {
     "tau": "τ",
 }
 SIGNS = {
+    "dots": "…",
     "sum": "∑",
     "top": "⊤",
     "langle": "⟨",

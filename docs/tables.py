@@ -30,7 +30,11 @@ MADE = ("against", "auc", "ablations", "angle", "ratios", "removals", "pairs", "
 # of one with so many methods, what is read
 BRIEF = {
     "cifar10-angle": ("against", "angle", "removals"),
+    "digits-alone": ("against", "nearest"),
     "digits-angle": ("against", "angle", "removals"),
+    "digits-few": ("against", "nearest", "removals"),
+    "digits-four-unions": ("against",),
+    "digits-one-union": ("against",),
     "digits-repeats": ("against",),
 }
 PLACE = re.compile(r"(<!-- table: ([\w-]+)/(\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

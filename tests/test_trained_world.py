@@ -17,7 +17,7 @@ from wherefrom.attribution.agreement import spearman
 from wherefrom.attribution.attributor import Attributor
 from wherefrom.baselines import DAS, DTRAK, MUCS, TRAK, Encoder, KFACInfluence, Pixel, Random
 from wherefrom.tide.bank import Bank
-from wherefrom.tide.embedder import Embedder
+from wherefrom.tide.grid import GridEmbedder
 from worlds import DIGITS, World, make_world
 
 
@@ -88,30 +88,29 @@ def test_chance_is_nine_percent(world: World) -> None:
 
 
 def test_a_distilled_student_ranks_generated_images_as_its_teacher_does(world, bank, tau) -> None:
-    untaught = wherefrom.TIDE(
-        world.denoiser, world.tid.draws, Embedder(world.tide.embedder.shapes, 96, 128, 4)
-    )
+    torch.manual_seed(0)
+    fresh = GridEmbedder(world.tide.embedder.shapes, (8, 8), 96, 128)
+    untaught = wherefrom.TIDE(world.denoiser, world.tid.draws, fresh)
     student, control = (
         float(spearman(found.scores(world.generated), tau[0]).mean())
         for found in (bank, untaught.index(world.x))
     )
     assert student >= 0.7
-    assert student >= control + 0.1
+    assert student >= control + 0.05  # positions alone rank much as the teacher does
 
 
 def test_the_student_grew_while_it_was_taught(world) -> None:
     first, last = world.tide.history[0], world.tide.history[-1]
-    assert last.spearman > first.spearman + 0.1
-    assert last.loss < first.loss
-
-
-def test_so_does_one_that_learns_lists_and_keeps_positions(world) -> None:
-    how = {"objective": "listwise", "embedder": "grid", "decay": 0.5}
-    size = {"batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128}
-    history = wherefrom.TIDE.distill(world.tid, world.x, epochs=6, **size, **how).history
-    first, last = history[0], history[-1]
-    assert last.spearman > first.spearman + 0.03
+    assert last.spearman > first.spearman + 0.03  # much of it is there after a few steps
     assert last.loss < first.loss / 2
+
+
+def test_so_did_the_papers(world) -> None:
+    size = {"batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128}
+    papers = wherefrom.TIDE.distill(world.tid, world.x, epochs=6, **size, **wherefrom.TIDE.PAPER)
+    first, last = papers.history[0], papers.history[-1]
+    assert last.spearman > first.spearman + 0.03
+    assert last.loss < first.loss
 
 
 def test_teacher_and_student_find_a_planted_source(world, bank, tau) -> None:

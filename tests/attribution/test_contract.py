@@ -94,7 +94,7 @@ def test_an_encoder_is_known_by_its_weights() -> None:
 def test_another_student_s_bank_is_refused_with_a_way_out(tmp_path) -> None:
     first, second = student(*model()), student(*model())
     with torch.no_grad():
-        second.embedder.pool.query.add_(1)
+        next(second.embedder.parameters()).add_(1)
     first.index(DATA, tmp_path)
     with pytest.raises(
         wherefrom.WherefromError,

@@ -32,6 +32,8 @@ def _nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
         (["evaluate", "--fraction", "0.02", "--fraction", "0"], "--fraction must be above 0"),
         (["evaluate", "--fraction", "0", "--processes", "2"], "--fraction must be above 0"),
         (["evaluate", "--processes", "0"], "--processes must be at least 1, not 0"),
+        (["evaluate", "--unions", "7"], "20 queries cannot be dealt to 7 unions of one size"),
+        (["evaluate", "--unions", "0", "--processes", "2"], "unions must be at least 1, not 0"),
         (["evaluate", "--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["lds", "--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["lds", "--subsets", "2"], "--subsets must be at least 3, not 2"),

@@ -44,7 +44,7 @@ SETTINGS: dict[str, tuple[Callable[..., Attributor], dict[str, Any]]] = {
             wherefrom.TID(DENOISER, draws), samples, **how
         ),
         {"samples": 8, "epochs": 2, "batch_size": 8, "lr": 1e-3, "dim": 8, "hidden": 8}
-        | {"heads": 2, "seed": 1, "objective": "listwise", "embedder": "grid", "decay": 0.5}
+        | {"heads": 2, "seed": 1, "objective": "lambdarank", "embedder": "pool", "decay": 0.25}
         | {"draws_per_step": 2},
     ),
 }

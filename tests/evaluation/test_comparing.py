@@ -46,7 +46,7 @@ def test_they_are_those_of_an_evaluation_that_had_them_from_the_beginning(
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(by_one, folder)
-    for name in ("model", "scores", "methods"):  # which stay where the GPU was
+    for name in ("network", "scores", "methods"):  # which stay where the GPU was
         for place in folder.glob(f"seed-*/{name}"):
             shutil.rmtree(place)
     added = more_metrics(folder, ["ssim"])

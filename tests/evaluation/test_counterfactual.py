@@ -97,20 +97,22 @@ def test_every_seed_method_control_metric_and_query_has_a_row(tmp_path: Path) ->
 def test_a_regenerated_image_is_that_of_the_network_retrained_without_what_was_found(
     tmp_path: Path,
 ) -> None:
-    one = setup()
+    how = {**TRAINING, "lr": 1e-2, "ema": 0.5}  # so much that one image less is seen
+    one = setup(**how)
     results = counterfactual(one, METHODS, tmp_path, queries=3, controls=1, metrics=("mse",))
-    network = wherefrom.train(small_dit(), wherefrom.EDM(), one.dataset, **TRAINING)
+    network = wherefrom.train(small_dit(), wherefrom.EDM(), one.dataset, **how)
     images = one.generated(network, 0, 3)
     removed = removal_union(Pixel().scores(images, one.dataset), 0.02)
     keep = [index for index in range(40) if index not in removed.tolist()]
     again = one.generated(
-        wherefrom.train(small_dit(), wherefrom.EDM(), one.dataset, keep=keep, **TRAINING), 0, 3
+        wherefrom.train(small_dit(), wherefrom.EDM(), one.dataset, keep=keep, **how), 0, 3
     )
     expected = wherefrom.evaluation.MSE()(
         *(wherefrom.evaluation.to_unit(x) for x in (images, again))
     )
     found = results.similarities("pixel", results.metrics[0], 0.02)[0]
-    torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-6)
+    assert bool((expected < 0.9999).all()), "the removal changes nothing here"
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=1e-5)
 
 
 def test_nothing_is_done_twice_and_what_is_added_is_all_that_is_done(
@@ -382,7 +384,7 @@ def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
 # --- interruption and bad input -------------------------------------------------------------------
 
 STAGES: dict[str, Callable[[Path], bool]] = {
-    "model": lambda folder: there(folder / "seed-0/model"),
+    "network": lambda folder: there(folder / "seed-0/network"),
     "queries": lambda folder: there(folder / "seed-0/queries"),
     "scores": lambda folder: any(map(there, (folder / "seed-0/scores").glob("pixel-*"))),
     "retraining": lambda folder: (folder / "seed-0/retraining").exists(),
@@ -578,8 +580,8 @@ def test_tables_of_before_repeats_are_read(tmp_path: Path) -> None:
     rows = [Row(0, "it", "a", 0.02, 1, "MSE", query, 0.5) for query in range(2)]
     Results(rows).save(tmp_path / "new.csv")
     lines = (tmp_path / "new.csv").read_text().splitlines()
-    assert lines[0].endswith(",similarity,repeat")
-    (tmp_path / "old.csv").write_text("\n".join(one.rpartition(",")[0] for one in lines))
+    assert lines[0].endswith(",similarity,repeat,unions")
+    (tmp_path / "old.csv").write_text("\n".join(one.rsplit(",", 2)[0] for one in lines))
     assert Results.load(tmp_path / "old.csv").rows == tuple(rows)
 
 

@@ -28,6 +28,9 @@ from wherefrom.report.tables import Tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:the queries lie in", "ignore:the weights of AugNet")
 
+FEW = ["digits-few", "cifar10-few"]  # of which images are taken
+EVERY = [*FEW, "wikiart-small", "coco-small"]
+
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,6 +60,15 @@ def test_a_few_images_are_as_many_of_each_class_and_always_the_same(cifar: Path)
     assert set(taken(cifar, 120)) == set(range(120))
 
 
+def test_a_few_digits_are_as_many_of_each_digit_too() -> None:
+    everything = wherefrom.data.digits(labels=True)
+    rows = {x.numpy().tobytes(): int(label) for x, label in everything}  # no two are equal
+    few, more = (experiment("digits-few").of(images).sets()[0] for images in (40, 200))
+    assert np.bincount([rows[x.numpy().tobytes()] for x in few]).tolist() == [4] * 10
+    assert {x.numpy().tobytes() for x in few} < {x.numpy().tobytes() for x in more}
+    assert not any(isinstance(item, tuple) for item in few)
+
+
 @pytest.mark.parametrize("images", [45, 130, 5])
 def test_a_number_that_is_not_as_many_of_each_class_is_refused(cifar: Path, images: int) -> None:
     with pytest.raises(wherefrom.WherefromError, match=r"a multiple of 10, up to 120"):
@@ -65,16 +77,16 @@ def test_a_number_that_is_not_as_many_of_each_class_is_refused(cifar: Path, imag
 
 def test_others_take_all_of_their_images() -> None:
     for name, one in EXPERIMENTS.items():
-        if name != "cifar10-few":
+        if name not in FEW:
             with pytest.raises(wherefrom.WherefromError, match=f"{name} takes all images"):
                 one.of(10)
     outcome = CliRunner().invoke(app, ["evaluate", "digits", "--out", "x", "--images", "10"])
     assert outcome.exit_code == 1
-    assert "digits takes all images of its data" in outcome.output
+    assert "digits takes all images of its data: only digits-few and cifar10-few" in outcome.output
 
 
 def test_it_can_be_sent_to_a_process() -> None:
-    for name in ("cifar10-few", "wikiart-small", "coco-small"):
+    for name in EVERY:
         assert pickle.loads(pickle.dumps(experiment(name))) == experiment(name)
 
 
@@ -82,12 +94,14 @@ def test_it_can_be_sent_to_a_process() -> None:
 
 
 def smaller(name: str) -> DiT:
-    kind: dict[str, Any] = {"cifar10-few": {}, "wikiart-small": {"classes": 10}}.get(
-        name, {"cond_dim": 768}
-    )
-    size = 32 if name == "cifar10-few" else 64
-    cut: dict[str, Any] = {"channels": 3, "stem": (), "resample": (), "patch": size // 4}
-    return stirred(small_dit(image_size=size, **cut, **kind), 0.02)
+    kinds: dict[str, dict[str, Any]] = {
+        "digits-few": {"image_size": 8, "channels": 1},
+        "cifar10-few": {"image_size": 32, "channels": 3},
+        "wikiart-small": {"image_size": 64, "channels": 3, "classes": 10},
+        "coco-small": {"image_size": 64, "channels": 3, "cond_dim": 768},
+    }
+    cut: dict[str, Any] = {"stem": (), "resample": (), "patch": kinds[name]["image_size"] // 4}
+    return stirred(small_dit(**cut, **kinds[name]), 0.02)
 
 
 def tiny(name: str) -> Experiment:
@@ -109,7 +123,7 @@ def tiny(name: str) -> Experiment:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cifar10-few", "wikiart-small", "coco-small"):
+    for name in EVERY:
         brief = dataclasses.replace(
             presets.PRESETS[name], build=lambda name=name: smaller(name), sampling_steps=2
         )
@@ -151,29 +165,28 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def data(request: pytest.FixtureRequest) -> tuple[str, Path]:
+def data(request: pytest.FixtureRequest) -> tuple[str, Path | None]:
     names = {"cifar10-few": "cifar", "wikiart-small": "styles", "coco-small": "photographs"}
-    return request.param, request.getfixturevalue(names[request.param])
-
-
-EVERY = ["cifar10-few", "wikiart-small", "coco-small"]
+    name = names.get(request.param)
+    return request.param, None if name is None else request.getfixturevalue(name)
 
 
 @pytest.mark.parametrize("data", EVERY, indirect=True)
 def test_it_runs_from_end_to_end_and_its_nearest_images_are_found(
-    data: tuple[str, Path], tmp_path: Path
+    data: tuple[str, Path | None], tmp_path: Path
 ) -> None:
     name, place = data
-    given = ["--data", str(place), *(["--images", "20"] if name == "cifar10-few" else [])]
+    given = [] if place is None else ["--data", str(place)]
+    taken = ["--images", "20"] if name in FEW else []
     methods = ["Pixel", "TID, cosine"]
     chosen = [word for method in methods for word in ("--method", method)]
-    command = ["evaluate", name, "--out", str(tmp_path / "run"), *given, *chosen]
+    command = ["evaluate", name, "--out", str(tmp_path / "run"), *given, *taken, *chosen]
     outcome = CliRunner().invoke(app, command)
     assert outcome.exit_code == 0, outcome.output
     results = Results.load(tmp_path / "run" / "results.csv")
     assert results.methods == methods
     assert len({results.settings(method, 0.1) for method in methods}) == len(methods)
-    command = ["report", str(tmp_path / "run"), "nearest", "--of", name, "--data", str(place)]
+    command = ["report", str(tmp_path / "run"), "nearest", "--of", name, *given]
     outcome = CliRunner().invoke(app, command)
     assert outcome.exit_code == 0, outcome.output
     rows = Tables(tmp_path / "run").nearest().rows
@@ -182,9 +195,9 @@ def test_it_runs_from_end_to_end_and_its_nearest_images_are_found(
 
 
 @pytest.mark.parametrize("data", EVERY, indirect=True)
-def test_its_networks_can_be_trained_together(data: tuple[str, Path]) -> None:
+def test_its_networks_can_be_trained_together(data: tuple[str, Path | None]) -> None:
     name, place = data
-    one = experiment(name).of(20) if name == "cifar10-few" else experiment(name)
+    one = experiment(name).of(20) if name in FEW else experiment(name)
     setup = one.setup(place)
     assert not apart(setup.network(0), setup.dataset)
     assert len(setup.dataset) == 20

@@ -14,15 +14,18 @@ from counting import Counted
 from tiny_experiment import SMALL, tiny
 
 import wherefrom
+from wherefrom.artefacts.checkpoint import Checkpoint
+from wherefrom.artefacts.pace import Pace
 from wherefrom.evaluation import Results, parallel, removal_union
 from wherefrom.evaluation.finds import Finds
+from wherefrom.evaluation.one_seed import Study
 from wherefrom.evaluation.parallel import evaluate_in_parallel
 from wherefrom.evaluation.study import Evaluation
 from wherefrom.report.studies import found, removed
 from wherefrom.report.tables import Tables
 
 METHODS = ["Pixel", "TID", "TIDE, lists, cosine", "TID index, cosine", "D-TRAK", "MUCS"]
-HEAVY = ("model", "scores", "methods")  # that stays behind
+HEAVY = ("network", "scores", "methods")  # that may stay behind
 EXPERIMENT = tiny(fractions=(0.05,))
 
 pytestmark = pytest.mark.filterwarnings("ignore:query . is not unlearned")
@@ -68,7 +71,7 @@ def test_an_evaluation_goes_on_without_networks_scores_and_what_methods_keep(
     assert counted.trained == 0
     EXPERIMENT.run(light, methods=METHODS, controls=3)
     assert counted.trained == 1  # the new control's, and no network that saw everything
-    assert not (light / "seed-0" / "model").exists()
+    assert not (light / "seed-0" / "network").exists()
 
 
 def test_what_was_not_retrained_yet_is_retrained_elsewhere_to_the_same_rows(
@@ -82,16 +85,81 @@ def test_what_was_not_retrained_yet_is_retrained_elsewhere_to_the_same_rows(
 def test_a_network_that_is_trained_again_must_be_the_one_that_made_the_images(
     light: Path, counted: Counted
 ) -> None:
-    model = light / "seed-0" / "model"
+    network = light / "seed-0" / "network"
     EXPERIMENT.run(light, methods=[*METHODS, "Activations"])
     assert counted.trained == 2  # the full network, and without what was found
-    shutil.rmtree(model)
+    shutil.rmtree(network)
     kept = Evaluation(light).seed(0).queries()
     kept.finish(kept.state, images={"images": kept.read("images")["images"] + 0.1})
-    sentence = f"trained again and generates other images than it did: bring {model} along"
+    sentence = f"trained again and generates other images than it did: bring {network} along"
     for _ in range(2):  # and it is not taken for the right one the next time
         with pytest.raises(wherefrom.WherefromError, match=sentence):
             EXPERIMENT.run(light, methods=["TRAK"])
+
+
+@pytest.mark.parametrize("when", ["while it is trained", "before it is compared"])
+def test_so_it_must_after_an_interruption(
+    when: str, light: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Evaluation(light).seed(0).queries()
+    kept.finish(kept.state, images={"images": kept.read("images")["images"] + 0.1})
+
+    write = Checkpoint.write
+
+    def written(one: Checkpoint, step: int) -> None:
+        write(one, step)  # the first of three
+        raise KeyboardInterrupt
+
+    def trained(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pace, "seconds", 0.0)
+        patch.setattr(Pace, "times", 0.0)
+        if when == "while it is trained":
+            patch.setattr(Checkpoint, "write", written)
+        else:
+            patch.setattr(Study, "_made_images", trained)
+        with pytest.raises(KeyboardInterrupt):
+            EXPERIMENT.run(light, methods=["TRAK"])
+    with pytest.raises(wherefrom.WherefromError, match="trained again and generates other images"):
+        EXPERIMENT.run(light, methods=["TRAK"])
+    assert not (light / "seed-0" / "network").exists()
+
+
+def test_a_network_of_an_earlier_version_is_taken_as_it_is(
+    light: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies where it was trained, and on another machine its images may be others."""
+    seed = light / "seed-0"
+    EXPERIMENT.setup().trained(0, seed / "model")
+    counted.trained = 0
+    monkeypatch.setattr(Study, "_made_images", lambda *_: pytest.fail("it was not trained again"))
+    EXPERIMENT.run(light, methods=["Activations"])
+    assert counted.trained == 1  # without what was found
+    assert (seed / "network").exists()
+    assert not (seed / "model").exists()
+
+
+def test_what_is_left_of_a_training_is_taken_away_by_the_next_run(
+    whole: tuple[Path, Results], light: Path
+) -> None:
+    """Of one that was killed once its network was kept."""
+    seed = light / "seed-0"
+    shutil.copytree(whole[0] / "seed-0" / "network", seed / "network")
+    EXPERIMENT.setup().trained(0, seed / "model")
+    EXPERIMENT.run(light, methods=["TRAK"])
+    assert not (seed / "model").exists()
+
+
+def test_a_method_is_added_elsewhere_where_the_network_was_brought_along(
+    whole: tuple[Path, Results], light: Path, counted: Counted
+) -> None:
+    shutil.copytree(whole[0] / "seed-0" / "network", light / "seed-0" / "network")
+    methods = [*METHODS, "Activations"]
+    there, here = (EXPERIMENT.run(folder, methods=methods) for folder in (whole[0], light))
+    assert counted.trained == 2  # once each, without what was found
+    assert here.rows == there.rows
 
 
 def test_tables_and_figures_need_no_scores(

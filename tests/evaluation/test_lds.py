@@ -99,7 +99,7 @@ def test_of_what_an_evaluation_found_neither_network_nor_scores_are_needed(
     }
     counterfactual(setup(), recipes, tmp_path / "here", controls=1, **how)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
-    for name in ("model", "scores", "methods"):
+    for name in ("network", "scores", "methods"):
         for place in (tmp_path / "there").glob(f"seed-*/{name}"):
             shutil.rmtree(place)
     counted.trained = 0

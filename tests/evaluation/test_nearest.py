@@ -57,7 +57,9 @@ def folder(ran: Path, tmp_path: Path) -> Path:
 def paint(folder: Path, seed: int, method: str | None, places: list[int]) -> None:
     """Pictures that are all but those training images."""
     files = Evaluation(folder).seed(seed)
-    kept = files.queries() if method is None else files.regenerated(files.removed(method, FRACTION))
+    kept = (
+        files.queries() if method is None else files.regenerated(files.removed(method, FRACTION)[0])
+    )
     images = torch.stack([0.9 * SMALL[place] for place in places])
     kept.finish(kept.state, images={"images": images})
 
@@ -143,7 +145,7 @@ def test_a_network_that_saw_mirror_images_is_near_to_them(
     for method in (None, "Pixel"):
         paint(folder, 0, method, [3, 5, 7])
     files = Evaluation(folder).seed(0)
-    kept = files.regenerated(files.removed("Pixel", FRACTION))
+    kept = files.regenerated(files.removed("Pixel", FRACTION)[0])
     kept.finish(kept.state, images={"images": files.images().flip(-1)})
     settings = Evaluation(folder).settings
     pixel = Tables(folder).results.settings("Pixel", FRACTION)

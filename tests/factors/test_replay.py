@@ -44,12 +44,15 @@ class Recording:
         self.count, self.work.constant, self.last = self.count + 1, now, (x, cond, places)
         return self.results
 
+    def again(self) -> tuple[Tensor, ...]:
+        return self.results
+
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     made: list[Recording] = []
 
-    def recorded(work: Any, x: Tensor, cond: Cond, places: Sequence[int], pool: Any) -> Recording:
+    def recorded(work: Any, x: Tensor, cond: Cond, places: Sequence[int], room: Any) -> Recording:
         made.append(Recording(work, x, cond))
         return made[-1]
 
@@ -72,6 +75,17 @@ def test_the_first_pass_is_made_the_second_recorded_and_the_last_compared(
             assert torch.equal(doubled, 2 * x)
             assert torch.equal(sums, x.sum(1))
     assert recordings[0].count == 39
+    assert work.made == [4, 4], "the first, and the last once more"
+
+
+def test_what_was_compared_is_not_compared_again_in_the_end(recordings: list[Recording]) -> None:
+    work = Pass()
+    with Replayed(work, batches=40, recordable=True) as step:
+        step.compare()
+        for x in batches(3):
+            step(x, None, [0])
+        step.compare()
+        step.compare()
     assert work.made == [4, 4], "the first, and the last once more"
 
 
@@ -113,6 +127,33 @@ def test_a_recording_that_does_not_see_what_changes_is_refused(
         passed()
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_result_that_is_not_finite_does_not_accuse_the_recording(
+    value: float, recordings: list[Recording]
+) -> None:
+    """It is the image's, and others of the batch may differ by rounding."""
+    work = Pass()
+    with Replayed(work, batches=40, recordable=True) as step:
+        for x in batches(3):
+            x[2, 1] = value
+            work.constant += 1e-6
+            assert not step(x, None, [0])[0].isfinite().all()
+
+
+def test_rounding_beside_what_is_not_finite_hides_nothing(recordings: list[Recording]) -> None:
+    work = Pass()
+
+    def passed() -> None:
+        with Replayed(work, batches=40, recordable=True) as step:
+            for x in batches(3):
+                x[2, 1] = torch.inf
+                work.constant += 10.0
+                step(x, None, [0])
+
+    with pytest.raises(WherefromError, match="compile=False"):
+        passed()
+
+
 def test_a_pass_that_waits_for_the_device_goes_on_without_a_recording(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,12 +163,34 @@ def test_a_pass_that_waits_for_the_device_goes_on_without_a_recording(
     monkeypatch.setattr(replay, "recorded", refused)
     work = Pass()
     with Replayed(work, batches=40, recordable=True) as step:
-        step(batches(1)[0], None, [0])
+        for x in batches(16):
+            assert torch.equal(step(x, None, [0])[0], 2 * x)
         with pytest.warns(UserWarning, match="waits for the device"):
             step(batches(1)[0], None, [0])
         for x in batches(3):
             assert torch.equal(step(x, None, [0])[0], 2 * x)
-    assert work.made == [4] * 5
+    assert work.made == [4] * 20
+
+
+def test_a_pass_that_waits_for_the_device_at_first_is_recorded_later(
+    recordings: list[Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the first batches have conditions that were not seen before."""
+    works, attempts = replay.recorded, []
+
+    def later(work: Any, *others: Any) -> Any:
+        attempts.append(len(work.made))
+        if len(work.made) < 3:
+            raise NotRecorded("one waits for the device")
+        return works(work, *others)
+
+    monkeypatch.setattr(replay, "recorded", later)
+    work = Pass()
+    with Replayed(work, batches=40, recordable=True) as step:
+        for x in batches(10):
+            assert torch.equal(step(x, None, [0])[0], 2 * x)
+    assert attempts == [1, 2, 4]
+    assert recordings[0].count == 6
 
 
 def test_what_goes_wrong_inside_is_said_and_nothing_is_compared(

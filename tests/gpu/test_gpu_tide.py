@@ -1,26 +1,33 @@
-"""Claims about TIDE on a GPU: embeddings are the CPU's up to bf16, a student learns there, and its
-bank is searched exactly.
+"""Claims about TIDE on a GPU: embeddings are the CPU's up to bf16, a student learns there, from
+recorded passes too, and its bank is searched exactly.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from gpu_models import Blots, denoiser, dit, draws
-from torch import Tensor
+from gpu_models import SHAPE, Blots, denoiser, dit, draws, off
+from torch import Tensor, nn
 
 import wherefrom
 from wherefrom.attribution.agreement import spearman
+from wherefrom.diffusion.batches import Feed, Order
+from wherefrom.diffusion.draws import Draw
 from wherefrom.diffusion.streams import Taps
-from wherefrom.tide import student
+from wherefrom.factors import replay
+from wherefrom.tide import distill, student
+from wherefrom.tide.distill import LOSSES, Learner, Settings, fresh, learn
 from wherefrom.tide.embedder import Embedder
 
 CPU = torch.device("cpu")
 DRAWS = 4
 OTHER = {"objective": "listwise", "embedder": "grid", "decay": 0.5}
+FP32: dict[str, Any] = {"precision": "fp32"}
+SMALL: dict[str, Any] = {"dim": 32, "hidden": 32, "heads": 2}
 
 
 def untaught(model: wherefrom.Denoiser) -> wherefrom.TIDE:
@@ -90,6 +97,142 @@ def test_a_student_learns_its_teachers_ranking(choice: Any, device: torch.device
     }
     assert agreement["taught"] > 0.65
     assert agreement["taught"] > agreement["untaught"] + 0.03
+
+
+# --- recorded passes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many there were."""
+    counts, true = Counter[str](), replay.Recording.replay
+    monkeypatch.setattr(
+        replay.Recording, "replay", lambda *some: counts.update(["replay"]) or true(*some)
+    )
+    return counts
+
+
+def at_levels(tid: wherefrom.TID, count: int) -> list[Draw]:
+    """One level after the other, with noise that no other draw has."""
+    generator = torch.Generator().manual_seed(5)
+    levels = [tid.draws.sigmas[place % len(tid.draws)] for place in range(count)]
+    return [Draw(sigma, torch.randn(SHAPE, generator=generator)) for sigma in levels]
+
+
+@pytest.mark.parametrize(
+    ("how", "tolerance"),
+    [({"similarity": "cosine", **FP32}, 1e-4), ({}, 0.01)],
+    ids=["angle, fp32", "bf16"],
+)
+def test_a_replayed_pass_finds_what_a_pass_made_anew_finds(
+    how: Any, tolerance: float, cuda: torch.device, inductor: None, replays: Counter[str]
+) -> None:
+    """In other images of other classes, with other noise, at every level."""
+    network, data = dit(depth=2, classes=3), Blots(60, labels=True)
+    tid = wherefrom.TID(denoiser(network, cuda), draws(DRAWS), compile=True, **how)
+    tid.fit(data, samples=20)
+    given = [
+        (Blots(6, seed=place).x.to(cuda), draw, (torch.arange(6, device=cuda) + place) % 3)
+        for place, draw in enumerate(at_levels(tid, 5 * DRAWS))
+    ]
+    with tid.pairing(6, 1000) as paired:
+        found = [paired(*some) for some in given]
+        paired.compare()
+    assert replays["replay"] == 4 * DRAWS, "all but the first of each level"
+    for (tau, streams), some in zip(found, given, strict=True):
+        expected, heard = tid.pairwise_and_streams(*some)
+        assert off(tau, expected) < tolerance
+        assert len(streams) == len(heard) == 1
+        assert off(streams[0], heard[0]) < tolerance
+    assert replays["replay"] == 4 * DRAWS
+
+
+def test_a_recorded_teacher_makes_the_student_that_it_makes_anew(
+    cuda: torch.device, inductor: None, replays: Counter[str]
+) -> None:
+    """Spearman above .999 for every query; of 180 steps all are replays but a level's first."""
+    network, data = dit(depth=2), Blots(320)
+    queries, others = Blots(8, seed=1).x, Blots(100, seed=2)
+    how: dict[str, Any] = {"epochs": 20, "batch_size": 32, "lr": 2e-3, **SMALL}
+    scores = []
+    for compile in (True, False):
+        tid = wherefrom.TID(denoiser(network, cuda), draws(DRAWS), compile=compile, **FP32)
+        taught = wherefrom.TIDE.distill(tid.fit(data, samples=64), data, **how)
+        scores.append(taught.index(others).scores(queries))
+        assert replays["replay"] == 180 - DRAWS
+    assert float(spearman(*scores).min()) > 0.999
+
+
+def test_a_network_that_waits_for_the_device_teaches_without_a_recording(
+    cuda: torch.device, inductor: None, replays: Counter[str]
+) -> None:
+
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = dit()
+
+        @torch.compiler.disable
+        def looked(self, x: Tensor) -> Tensor:
+            return x * 1.0 if float(x.sum()) > -1e30 else x
+
+        def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
+            return self.inner(self.looked(x), sigma, cond)
+
+    data, how = Blots(80), {"epochs": 4, "batch_size": 8, "lr": 2e-3, **SMALL}
+    tid = wherefrom.TID(denoiser(Waiting(), cuda), draws(1), compile=True, **FP32)
+    tid.fit(data, samples=20)
+    with pytest.warns(UserWarning, match="not recorded and take longer: one waits"):
+        taught = wherefrom.TIDE.distill(tid, data, **how)
+    assert not replays
+    plain = wherefrom.TID(denoiser(Waiting(), cuda), draws(1), compile=False, **FP32)
+    other = wherefrom.TIDE.distill(plain.fit(data, samples=20), data, **how)
+    scores = [tide.index(data).scores(data.x[:5]) for tide in (taught, other)]
+    assert float(spearman(*scores).min()) > 0.999
+    assert float(torch.zeros(1, device=cuda).sum()) == 0, "the device goes on"
+
+
+def test_nothing_in_a_recorded_step_waits_for_the_device(
+    cuda: torch.device, inductor: None, replays: Counter[str]
+) -> None:
+    data = Blots(64, labels=True)
+    tid = wherefrom.TID(denoiser(dit(classes=3), cuda), draws(2), compile=True, **FP32)
+    tid.fit(data, samples=20)
+    learners = [
+        Learner(fresh(tid, data, Settings(objective=name, **SMALL)), loss).to(cuda)
+        for name, loss in LOSSES.items()
+    ]
+    groups = [group for learner in learners for group in learner.groups]
+    optimizer = torch.optim.AdamW(groups, 1e-3, weight_decay=0.01, fused=True)
+    feed = Feed(data, Order(64, 16, 0, None, False), tid.denoiser.network, directly=True)
+    given = at_levels(tid, 10)
+    try:
+        with torch.autocast(cuda.type, enabled=False), tid.pairing(16, 1000) as teacher:
+            batches = feed.batches(range(len(given)))
+            for step, draw in enumerate(given):
+                if step == 6:  # all levels were recorded
+                    torch.cuda.set_sync_debug_mode("error")
+                x, cond = next(batches)
+                for learner in learners:
+                    learn(teacher, learner, x, cond, [draw], 1)
+                optimizer.step()
+                optimizer.zero_grad()
+            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert replays["replay"] == 2 * len(given) - 2
+
+
+def test_a_teacher_that_is_not_to_be_compiled_is_not(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distill, "_WORTH", 0)
+    tid = wherefrom.TID(denoiser(dit(), cuda), draws(1), compile=False)
+    wherefrom.TIDE.distill(tid.fit(Blots(60), samples=20), Blots(60), 1, batch_size=8, **SMALL)
+    assert not tid.probe._capture.compiled(8, tapped=True)
+
+
+# --- the bank -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])

@@ -47,6 +47,6 @@ def test_a_preset_trains_with_its_settings_and_with_changes_to_them(weights_equa
 def test_an_unknown_preset_is_refused_naming_those_there_are():
     with pytest.raises(
         wherefrom.WherefromError,
-        match="no preset 'cifar'; there are digits, stamps, cifar10-small, cifar10-few",
+        match="no preset 'cifar'; there are digits, digits-few, stamps, cifar10-small",
     ):
         wherefrom.preset("cifar")

@@ -180,6 +180,21 @@ def test_a_student_is_distilled_and_found_again(run: Path) -> None:
     assert Run.open(run, "cpu")._student_parts["draws_per_step"] == 2
 
 
+def test_a_run_may_have_the_papers_student(run: Path) -> None:
+    changed(run, "# epochs = 50", "epochs = 1")
+    changed(run, "# dim = 768", "dim = 16")
+    changed(run, "# hidden = 512", "hidden = 16")
+    changed(run, '# method = "index"', 'method = "tide"')
+    assert Run.open(run, "cpu").distill().student.embedder.about["embedder"] == "grid"
+    changed(run, '# objective = "listwise"', 'objective = "lambdarank"')
+    changed(run, '# embedder = "grid"', 'embedder = "pool"')
+    changed(run, "# decay = 0.5", "decay = 0")
+    assert Run.open(run, "cpu").info()["missing"] == ["student", "bank"]
+    papers = Run.open(run, "cpu").distill().student
+    assert "embedder" not in papers.embedder.about
+    assert not set(papers.taught["distillation"]) & set(wherefrom.TIDE.PAPER)
+
+
 def test_the_same_seed_gives_the_same_picture(run: Path, world: Path) -> None:
     (run / IMAGE).unlink()
     list(Run.open(run, "cpu").generate([3]))

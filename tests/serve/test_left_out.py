@@ -43,9 +43,9 @@ def looked(run: Bench, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     plain = run.tid.scores_of
 
-    def scores_of(queries: Any, dataset: Any, places: Any) -> Any:
+    def scores_of(queries: Any, dataset: Any, places: Any, batch_size: int) -> Any:
         found.append(list(places))
-        return plain(queries, dataset, places)
+        return plain(queries, dataset, places, batch_size)
 
     monkeypatch.setattr(run.tid, "scores_of", scores_of)
     return found

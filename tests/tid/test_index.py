@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,114 @@ def test_so_they_are_of_a_network_of_convolutions_with_labels() -> None:
     index = tid.index(data, dim=WHOLE, dtype="float32")
     queries = Subset(data, range(3))  # type: ignore[var-annotated, arg-type]
     assert close(index.scores(queries), tid.scores(queries, data))
+
+
+@pytest.mark.usefixtures("unprojected")
+@pytest.mark.parametrize(
+    "process", [wherefrom.DDPM, wherefrom.VPrediction, wherefrom.FlowMatching], ids=str
+)
+def test_so_they_are_under_every_process(process: Any) -> None:
+    steps = () if process is wherefrom.FlowMatching else (torch.linspace(0.999, 0.01, 20),)
+    network = stirred(small_dit(width=8, heads=2, depth=1, cond_width=8))
+    draws = wherefrom.Draws(process(*steps), (1, 8, 8), count=3)
+    tid = wherefrom.TID(wherefrom.Denoiser(network, draws.process), draws).fit(DATA)
+    index = tid.index(DATA, dim=WHOLE, dtype="float32")
+    assert close(index.scores(QUERIES), tid.scores(QUERIES, DATA))
+
+
+# --- a query's draws are one batch ----------------------------------------------------------------
+
+
+def one_by_one(index: wherefrom.Index, x: Tensor) -> Tensor:
+    """A query's vectors at all draws, each by a pass of its own."""
+    places = range(len(x))
+    with index.denoiser.frozen():
+        made = [
+            index._sketcher.sketched(x, None, m, "query", places) for m in range(len(index.draws))
+        ]
+    return torch.stack([vectors / own.sqrt()[:, None] for vectors, own, _ in made], 1).float()
+
+
+def passes_of(index: wherefrom.Index, x: Tensor) -> tuple[Tensor, list[int]]:
+    """A query's vectors, and how many images there were in each pass."""
+    sizes: list[int] = []
+
+    def counted(module: nn.Module, arguments: Any) -> None:
+        sizes.append(len(arguments[0]))
+
+    hook = index.denoiser.network.register_forward_pre_hook(counted)
+    try:
+        return index.query_vectors(x, None, range(len(x))), sizes
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    ("together", "sizes"), [(64, [16]), (16, [16]), (5, [5, 5, 5, 1]), (1, [1] * 16)]
+)
+def test_all_draws_of_some_queries_are_as_few_passes_as_can_be(
+    together: int, sizes: list[int]
+) -> None:
+    index = tid_of(similarity="cosine", count=4).index(DATA, dim=64, batch_size=together)
+    index.search(QUERIES)  # looks at the network, once
+    vectors, found = passes_of(index, QUERIES)
+    assert found == sizes
+    assert close(vectors, one_by_one(index, QUERIES))
+
+
+def the_first(sigma: Tensor) -> Tensor:
+    return sigma[:1]
+
+
+def the_only(sigma: Tensor) -> Tensor:
+    return torch.tensor([sigma.unique().item()])  # or refuses, in words of its own
+
+
+@pytest.mark.parametrize("level", [the_first, the_only])
+def test_a_network_that_takes_one_level_for_a_batch_sees_one_draw_after_the_other(
+    level: Callable[[Tensor], Tensor],
+) -> None:
+    network = stirred(small_dit(width=8, heads=2, depth=1, cond_width=8), 0.2)
+
+    def call(network: Any, x: Tensor, sigma: Tensor, cond: Any) -> Tensor:
+        return network(x, level(sigma).expand(len(x)))
+
+    denoiser = wherefrom.Denoiser(network, EDM, call)
+    draws = wherefrom.Draws(EDM, (1, 8, 8), count=3, seed=3)
+    tid = wherefrom.TID(denoiser, draws, similarity="cosine").fit(DATA)
+    index = tid.index(DATA, dim=64, dtype="float32")
+    index.search(QUERIES)
+    vectors, sizes = passes_of(index, QUERIES)
+    assert sizes == [4, 4, 4]
+    assert close(vectors, one_by_one(index, QUERIES), 1e-6)
+
+
+class Experts(nn.Module):
+    """A layer for low levels and one for high ones, each of which sees its images alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+        self.experts = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        inside = torch.tanh(self.first(x))
+        found = torch.zeros_like(inside)
+        for expert, mine in zip(self.experts, (sigma < 1, sigma >= 1), strict=True):
+            if mine.any():
+                found[mine] = expert(inside[mine])
+        return self.last(torch.tanh(found))
+
+
+@pytest.mark.usefixtures("unprojected")
+def test_a_network_whose_layers_see_some_levels_alone_sees_one_draw_after_the_other() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        denoiser = wherefrom.Denoiser(Experts(), EDM)
+    tid = wherefrom.TID(denoiser, wherefrom.Draws(EDM, (1, 8, 8), count=4)).fit(DATA)
+    index = tid.index(DATA, dim=WHOLE, dtype="float32")
+    assert close(index.scores(QUERIES), tid.scores(QUERIES, DATA))
+    assert passes_of(index, QUERIES)[1] == [4] * 4, "it is not tried again"
 
 
 @pytest.mark.parametrize(("dtype", "within"), [("float16", 2e-3), ("int8", 3e-2)])
@@ -273,6 +382,23 @@ def test_a_second_look_gives_exact_scores_and_order(tid: wherefrom.TID) -> None:
     assert torch.equal(
         index.search(QUERIES, top_k=3, exact=1.0, dataset=DATA).indices, exact.topk(3, 1).indices
     )
+
+
+def test_the_second_look_takes_as_many_images_together_as_the_index_was_made_with(
+    tid: wherefrom.TID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    plain = tid.scores_of
+
+    def scores_of(queries: Any, dataset: Any, places: Any, batch_size: int) -> Any:
+        asked.append(batch_size)
+        return plain(queries, dataset, places, batch_size)
+
+    monkeypatch.setattr(tid, "scores_of", scores_of)
+    index = tid.index(DATA, dim=64, batch_size=7)
+    index.search(QUERIES, top_k=2, exact=0.5, dataset=DATA)
+    index.recall(QUERIES, DATA)
+    assert asked == [7, 7]
 
 
 def test_a_query_has_its_own_candidates_whoever_else_is_asked(tid: wherefrom.TID) -> None:

@@ -32,6 +32,7 @@ CHOICES: list[dict[str, Any]] = [
     {"objective": "listwise", "embedder": "grid", "decay": 0.5},
 ]
 BEST = CHOICES[-1]
+PAPER = wherefrom.TIDE.PAPER
 
 
 def teacher(similarity: Similarity = "kernel", network: Any = None, **how: Any) -> wherefrom.TID:
@@ -40,9 +41,13 @@ def teacher(similarity: Similarity = "kernel", network: Any = None, **how: Any) 
     return wherefrom.TID(denoiser, draws, similarity=similarity).fit(Noise(40), samples=10)
 
 
+SMALL: dict[str, Any] = {"batch_size": 8, "lr": 1e-3, "dim": 16, "hidden": 8, "heads": 2}
+
+
 def distilled(tid: wherefrom.TID, epochs: float = 2, **changes: Any) -> wherefrom.TIDE:
-    how = {"batch_size": 8, "lr": 1e-3, "dim": 16, "hidden": 8, "heads": 2}
-    return wherefrom.TIDE.distill(tid, Noise(60), epochs, **{**how, **changes})
+    """The paper's student, but for some changes."""
+    how = {**SMALL, **PAPER, **changes}
+    return wherefrom.TIDE.distill(tid, Noise(60), epochs, **how)
 
 
 def same(one: wherefrom.TIDE, other: wherefrom.TIDE) -> bool:
@@ -53,18 +58,23 @@ def same(one: wherefrom.TIDE, other: wherefrom.TIDE) -> bool:
 # --- what they are --------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_the_papers_and_are_not_spoken_of(tmp_path: Path) -> None:
+def test_by_default_a_student_keeps_positions_learns_lists_and_slows_down() -> None:
+    plain = wherefrom.TIDE.distill(teacher(), Noise(60), 2, **SMALL)
+    assert same(plain, distilled(teacher(), **BEST))
+    assert BEST.items() <= plain.about["distillation"].items()
+    assert BEST.items() <= Settings().about.items()
+
+
+def test_the_papers_is_one_argument_away_and_is_not_spoken_of(tmp_path: Path) -> None:
     tid = teacher()
-    said = {"objective": "lambdarank", "embedder": "pool", "decay": 0}
-    plain, spoken = distilled(tid, store=tmp_path), distilled(tid, **said)
-    assert same(plain, spoken)
-    assert plain.about == spoken.about
+    papers = wherefrom.TIDE.distill(tid, Noise(60), 2, store=tmp_path, **SMALL, **PAPER)
+    assert PAPER == {"objective": "lambdarank", "embedder": "pool", "decay": 0}
     identity = json.loads((tmp_path / "artefact.json").read_text())["identity"]
     # what was begun before there was a choice has just these
     settings = {"batch_size", "lr", "dim", "hidden", "heads", "seed"}
     assert set(identity) == settings | set(tid.identity()) | {"data"}
-    assert set(plain.about["distillation"]) == settings | {"epochs"}
-    assert set(plain.embedder.about) == {"dim", "hidden", "heads"}
+    assert set(papers.about["distillation"]) == settings | {"epochs"}
+    assert set(papers.embedder.about) == {"dim", "hidden", "heads"}
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

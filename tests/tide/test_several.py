@@ -30,6 +30,7 @@ from wherefrom.tide.distill import Look, Settings, fresh, fresh_draw
 
 IMAGES, BATCH, STEPS = 40, 8, 8  # 4 are held out: two passes are 8 steps
 SIZE: dict[str, Any] = {"batch_size": BATCH, "lr": 1e-3, "dim": 16, "hidden": 8, "heads": 2}
+SIZE |= wherefrom.TIDE.PAPER
 
 
 @pytest.fixture(scope="module")

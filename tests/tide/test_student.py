@@ -18,7 +18,7 @@ from helpers import PROCESSES, Noise, UNet, kept, small_dit, stirred
 from wherefrom.diffusion.streams import Taps, listening
 from wherefrom.tide.distill import Settings, fresh_draw
 
-SIZE = {"dim": 16, "hidden": 8, "heads": 2}
+SIZE = {"dim": 16, "hidden": 8, "heads": 2, **wherefrom.TIDE.PAPER}
 
 
 def teacher(network: nn.Module | None = None, count: int = 3, **options: object) -> wherefrom.TID:

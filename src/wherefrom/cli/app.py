@@ -40,11 +40,11 @@ class Commands(TyperGroup):
 Name = Annotated[
     str,
     typer.Argument(
-        help="One of digits, cifar10-small, cifar10-few, wikiart-small, coco-small, cifar10, "
-        "artbench10, coco."
+        help="One of digits, digits-few, cifar10-small, cifar10-few, wikiart-small, coco-small, "
+        "cifar10, artbench10, coco."
     ),
 ]
-Data = Annotated[Path | None, typer.Option(help="Where the data set is; digits needs none.")]
+Data = Annotated[Path | None, typer.Option(help="Where the data set is; the digits need none.")]
 Seeds = Annotated[int, typer.Option(help="How many; each is an experiment of its own.")]
 FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
 Chosen = Annotated[
@@ -52,7 +52,8 @@ Chosen = Annotated[
 ]
 
 Images = Annotated[
-    int | None, typer.Option(help="Training images that are taken, of cifar10-few; none: 2,000.")
+    int | None,
+    typer.Option(help="Training images that are taken, of digits-few and cifar10-few alone."),
 ]
 Coupled = Annotated[
     bool, typer.Option(help="Whether retraining shares batches and noise with the full training.")
@@ -140,6 +141,10 @@ def evaluate(
     repeats: Annotated[
         int | None, typer.Option(help="How often to retrain without the same images.")
     ] = None,
+    unions: Annotated[
+        int | None,
+        typer.Option(help="Deal the queries to so many unions, each removed on its own."),
+    ] = None,
     coupled: Coupled = True,
     images: Images = None,
     processes: Annotated[
@@ -158,6 +163,7 @@ def evaluate(
         fractions=fraction,
         metrics=metric,
         repeats=repeats,
+        unions=unions,
         coupled=coupled,
         images=images,
     )

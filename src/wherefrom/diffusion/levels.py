@@ -25,6 +25,7 @@ class Levels:
 
     def __init__(self, denoiser: Denoiser) -> None:
         self._denoiser, self._known = denoiser, False
+        self._mixes: bool | None = None
 
     def check(self, x: Tensor, cond: Cond) -> None:
         """Refuse a network that takes one sigma for a whole batch; the first time it costs three
@@ -36,6 +37,17 @@ class Levels:
         with denoiser.frozen(), denoiser.noted():
             _check(denoiser.network, denoiser.process, denoiser.call, x, cond)
         self._known = True
+
+    def mix(self, x: Tensor, cond: Cond) -> bool:
+        """Whether it does, for those who can do without."""
+        if self._mixes is None and len(x):
+            try:
+                self.check(x, cond)
+            except Exception:  # a network may refuse in words of its own
+                self._mixes = False
+            else:
+                self._mixes = True
+        return bool(self._mixes)
 
 
 def check_learner(

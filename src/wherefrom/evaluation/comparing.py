@@ -52,21 +52,24 @@ def more_metrics(folder: Folder, metrics: Sequence[str]) -> Results:
     for why in missing.values():
         raise WherefromError(why)
     table = evaluation.results().rows
-    known = {(row.seed, row.method, row.fraction, row.repeat): row for row in table}
+    known: dict[tuple[int, str, float, int], dict[int, Row]] = {}
+    for row in table:
+        known.setdefault((row.seed, row.method, row.fraction, row.repeat), {})[row.query] = row
     rows: list[Row] = []
-    for row in known.values():
-        files = evaluation.seed(row.seed)
-        key = files.removed(row.method, row.fraction, row.repeat)
-        if files.regenerated(key).state.get("removed") != row.removed:
-            raise WherefromError(
-                f"{files.folder} has no regenerated images of the {row.removed} that its rows of "
-                f"{row.method} are of: run the evaluation again with these metrics"
-            )
-        for metric, values in similarities(files, key, files.images(), made).items():
-            rows += [
-                dataclasses.replace(row, metric=metric, query=query, similarity=value)
-                for query, value in enumerate(values.tolist())
-            ]
+    for (seed, method, fraction, repeat), by_query in known.items():
+        files = evaluation.seed(seed)
+        keys = files.removed(method, fraction, repeat)
+        for query, row in by_query.items():
+            if files.regenerated(keys[query % len(keys)]).state.get("removed") != row.removed:
+                raise WherefromError(
+                    f"{files.folder} has no regenerated images of the {row.removed} that its rows "
+                    f"of {method} are of: run the evaluation again with these metrics"
+                )
+        alike = [similarities(files, key, files.images(), made) for key in keys]
+        for metric in made.values():
+            for query, row in by_query.items():
+                value = float(alike[query % len(keys)][metric.name][query])
+                rows.append(dataclasses.replace(row, metric=metric.name, similarity=value))
     results = Results(rows)
     evaluation.add(results)
     return results

@@ -34,6 +34,7 @@ from .study import Evaluation
 
 _TOGETHER = 24  # networks that are trained as one, where they are
 _ROOM = 0.6  # of the free memory, for them
+_ALL = 0.8  # of it, for all who train at once
 
 
 def counterfactual(
@@ -45,6 +46,7 @@ def counterfactual(
     fractions: Sequence[float] = (0.02,),
     controls: int = 3,
     repeats: int = 1,
+    unions: int = 1,
     coupled: bool = True,
     metrics: Sequence[str] = ("ssim", "mse"),
     together: int | None = None,
@@ -67,6 +69,9 @@ def counterfactual(
         repeats: how often is retrained without what was found, or without what a control removes:
             from the second time on, with one more random image left out, since a single image
             already makes steps lead elsewhere. Similarities count with their mean.
+        unions: that the queries are dealt to. What was found for those of one is removed, and only
+            they are looked at without it: less that is not theirs is removed with what is, and
+            every method takes so many retrainings.
         coupled: whether retraining shares batches and noise with the full training, or shuffles
             anew as in the paper.
         metrics: names of similarities; one whose weights are missing is left out with a warning.
@@ -84,12 +89,14 @@ def counterfactual(
     check_asked(setup, seeds, fractions, controls, repeats, batch_size)
     made, missing = available(metrics)
     given = queries if isinstance(queries, Tensor) else None
+    check_unions(unions, count)
     evaluation = claimed(setup, folder, count, coupled, given)
+    evaluation.check_unions(unions)
     for why in missing.values() if share().first else ():
         warnings.warn(why, stacklevel=2)
 
     def study(seed: int) -> Study:
-        return Study(setup, evaluation, seed, count, given, batch_size)
+        return Study(setup, evaluation, seed, count, given, batch_size, unions)
 
     studies = Studies(study, seeds, coupled, lambda: networks_at_once(setup, together))
 
@@ -101,21 +108,26 @@ def counterfactual(
     removals = {}
     for seed in seeds:
         one_seed = studies.of(seed)
-        found = _repeated(one_seed, one_seed.removals(settings[seed], fractions), repeats)
+        found = found_removals(one_seed, settings[seed], fractions, repeats)
         removals[seed] = [*found, *random[seed]]
     studies.retrain(removals)
     studies.compare(removals, made)
     rows: list[Row] = []
     for seed in seeds:
         one_seed = studies.of(seed)
-        if share().first:
-            keys = {(one.method, one.fraction, one.repeat): one.key for one in removals[seed]}
-            one_seed.files.note(keys)
+        parts: dict[tuple[str, float, int], list[Removal]] = {}  # its unions, in their order
         for one in sorted(removals[seed], key=lambda one: fractions.index(one.fraction)):
-            about = (seed, one.method, one.settings, one.fraction, len(one.indices))
-            for metric, values in one_seed.similarities(one.key, made).items():
-                pairs = enumerate(values.tolist())
-                rows += [Row(*about, metric, q, value, one.repeat) for q, value in pairs]
+            parts.setdefault((one.method, one.fraction, one.repeat), []).append(one)
+        if share().first:
+            one_seed.files.note({who: [one.key for one in each] for who, each in parts.items()})
+        for each in parts.values():
+            alike = [one_seed.similarities(one.key, made) for one in each]
+            for metric in alike[0]:
+                for query in range(count):
+                    union = query % len(each)
+                    one, value = each[union], float(alike[union][metric][query])
+                    about = seed, one.method, one.settings, one.fraction, len(one.indices), metric
+                    rows.append(Row(*about, query, value, one.repeat, unions))
     results = Results(rows)
     if share().first:
         evaluation.add(results)
@@ -129,6 +141,15 @@ def random_removals(
     trained to know.
     """
     return _repeated(study, study.random_removals(fractions, controls), repeats)
+
+
+def found_removals(
+    study: Study, settings: Mapping[str, str], fractions: Sequence[float], repeats: int
+) -> list[Removal]:
+    """What is removed for methods of a seed, known by name and settings, each as often as it is
+    repeated.
+    """
+    return _repeated(study, study.removals(settings, fractions), repeats)
 
 
 def _repeated(study: Study, once: Sequence[Removal], repeats: int) -> list[Removal]:
@@ -155,6 +176,16 @@ def check_asked(
     check_batch_size(batch_size)
 
 
+def check_unions(unions: int, queries: int) -> None:
+    """Refuse unions that are not all of as many queries, as a control is of one size."""
+    if queries % whole("unions", unions, 1):
+        fitting = ", ".join(str(one) for one in range(1, queries + 1) if queries % one == 0)
+        raise WherefromError(
+            f"{queries} queries cannot be dealt to {unions} unions of one size: take one of "
+            f"{fitting}"
+        )
+
+
 def _listed(name: str, values: Any) -> None:
     if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
         raise WherefromError(f"{name} is a list of at least one, not {values!r}")
@@ -173,9 +204,9 @@ def claimed(
     return evaluation
 
 
-def networks_at_once(setup: Setup, wanted: int | None) -> int:
+def networks_at_once(setup: Setup, wanted: int | None, sharing: int = 1) -> int:
     """How many networks are trained as one: on a GPU, where it is several times faster, as many as
-    fit.
+    fit beside those of so many processes that share it.
     """
     if wanted is not None:
         return max(1, wanted)
@@ -183,5 +214,6 @@ def networks_at_once(setup: Setup, wanted: int | None) -> int:
     device = next(network.parameters()).device
     if device.type != "cuda" or apart(network, setup.dataset):
         return 1
-    fitting = int(_ROOM * free_memory(device) / setup.step_bytes())
+    room = min(_ROOM, _ALL / sharing)
+    fitting = int(room * free_memory(device) / setup.step_bytes())
     return max(1, min(_TOGETHER, fitting))

@@ -1,8 +1,8 @@
 """Named evaluations: a model, its data, and how many queries, images removed, controls and draws it
 takes.
 
-`digits` runs on two cores, those called small or few on one GPU; `cifar10`, `artbench10` and `coco`
-are the paper's own settings.
+`digits` and `digits-few` run on two cores, the others called small or few on one GPU; `cifar10`,
+`artbench10` and `coco` are the paper's own settings.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from .results import Results
 from .setup import Setup
 
 Data = str | os.PathLike[str] | None  # where a data set is
-# to a training set, and to the one whose conditions queries take; given how many images to take,
-# where an experiment says so
-Read = Callable[..., tuple[Dataset, Dataset | None]]
+# to a training set, and to the one whose conditions queries take
+Read = Callable[[Data], tuple[Dataset, Dataset | None]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Experiment:
     fractions: tuple[float, ...] = (0.02,)
     controls: int = 3
     repeats: int = 1  # of every retraining
+    unions: int = 1  # that the queries are dealt to
     draws: int = 32
     samples: int = 2000
     dim: int | None = None
@@ -56,19 +56,24 @@ class Experiment:
     metrics: tuple[str, ...] = ("ssim", "mse")
     coupled: bool = True
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the preset's training
-    images: int | None = None  # that are taken of a data set; None: all
+    images: int | None = None  # that are taken of a data set with labels; None: all
 
     def sets(self, data: Data = None) -> tuple[Dataset, Dataset | None]:
         """The training set, and the one whose conditions queries take, read from where `data`
         says.
         """
-        return self.read(data) if self.images is None else self.read(data, self.images)
+        dataset, conditions = self.read(data)
+        if self.images is not None:
+            assert isinstance(dataset, Images)
+            dataset = few(dataset, self.images)
+        return dataset, conditions
 
     def of(self, images: int) -> Experiment:
         """The same with so many images, where they can be chosen."""
         if self.images is None:
             raise WherefromError(
-                f"{self.name} takes all images of its data: only cifar10-few takes some of them"
+                f"{self.name} takes all images of its data: only {' and '.join(_some())} take some "
+                "of them"
             )
         return dataclasses.replace(self, images=whole("images", images, 1))
 
@@ -124,6 +129,7 @@ class Experiment:
             fractions=one.fractions,
             controls=one.controls,
             repeats=one.repeats,
+            unions=one.unions,
             coupled=one.coupled,
             metrics=one.metrics,
             batch_size=one.batch_size,
@@ -169,12 +175,21 @@ def _cifar10(data: Data) -> tuple[Dataset, None]:
     return cifar10(_path(data, "CIFAR-10")), None
 
 
-def _cifar10_few(data: Data, images: int) -> tuple[Dataset, None]:
-    """As many images of each class; of a larger number the smaller ones are a part."""
-    everything = cifar10(_path(data, "CIFAR-10"), labels=True)
+def _labelled_digits(data: Data) -> tuple[Dataset, None]:
+    return digits(labels=True), None
+
+
+def _labelled_cifar10(data: Data) -> tuple[Dataset, None]:
+    return cifar10(_path(data, "CIFAR-10"), labels=True), None
+
+
+def few(everything: Images, images: int) -> Images:
+    """So many of some images, as many of each class, without their labels; of a larger number the
+    smaller ones are a part.
+    """
     assert everything.cond is not None
     places = balanced(everything.cond, images).tolist()
-    return Images(np.stack([np.asarray(everything.pixels[place]) for place in places])), None
+    return Images(np.stack([np.asarray(everything.pixels[place]) for place in places]))
 
 
 def balanced(labels: Tensor, images: int) -> Tensor:
@@ -264,6 +279,20 @@ _FEW: dict[str, Any] = {
     "controls": 6,
     "distillation": {"epochs": 200, "lr": 5e-4, "dim": 256},
 }
+_DIGITS: dict[str, Any] = {
+    "draws": 8,
+    "samples": 400,
+    "dim": 2048,
+    "controls": 4,
+    "batch_size": 64,
+    "distillation": {"epochs": 48, "batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128},
+    "unlearning": {"lr": 2e-4, "batch": 64, "max_steps": 400},
+}
+# of 200 digits two are removed for each query
+_DIGITS_FEW: dict[str, Any] = {
+    "fractions": (0.01,),
+    "distillation": {**_DIGITS["distillation"], "epochs": 144},  # as many steps
+}
 _PAPER: dict[str, Any] = {
     "distillation": {"epochs": 50},
     "metrics": ("ssim", "lpips", "sscd", "clip"),
@@ -275,17 +304,12 @@ EXPERIMENTS = {
         Experiment(
             "digits",
             _digits,
-            draws=8,
-            samples=400,
-            dim=2048,
-            controls=4,
-            batch_size=64,
-            distillation={"epochs": 48, "batch_size": 64, "lr": 1e-3, "dim": 96, "hidden": 128},
-            unlearning={"lr": 2e-4, "batch": 64, "max_steps": 400},
             # an average that forgets sooner: after so few steps the preset's would still be a fifth
             # the untrained network
             changes={"steps": 800, "warmup": 40, "ema": 0.99},
+            **_DIGITS,
         ),
+        Experiment("digits-few", _labelled_digits, images=200, **{**_DIGITS, **_DIGITS_FEW}),
         Experiment(
             "cifar10-small",
             _cifar10,
@@ -298,7 +322,7 @@ EXPERIMENTS = {
             distillation={"epochs": 8, "lr": 5e-4, "dim": 256},
             unlearning={"lr": 1e-4, "max_steps": 500},
         ),
-        Experiment("cifar10-few", _cifar10_few, images=2000, **{**_SMALL, **_FEW}),
+        Experiment("cifar10-few", _labelled_cifar10, images=2000, **{**_SMALL, **_FEW}),
         Experiment("wikiart-small", _styles, **_SMALL),
         Experiment("coco-small", _coco_small, **_SMALL),
         Experiment("cifar10", _cifar10, **_PAPER),
@@ -306,6 +330,11 @@ EXPERIMENTS = {
         Experiment("coco", _coco, **_PAPER),
     )
 }
+
+
+def _some() -> list[str]:
+    """The names of those whose images can be chosen."""
+    return [one.name for one in EXPERIMENTS.values() if one.images is not None]
 
 
 def experiment(name: str) -> Experiment:

@@ -21,12 +21,14 @@ from ..baselines import DAS, DTRAK, TRAK, Encoder, KFACInfluence, Pixel
 from ..baselines.ablations import Ablation, ablations
 from ..baselines.mucs import MUCS
 from ..data.items import Dataset, item_shape, length
+from ..diffusion.calling import call_plainly
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.draws import Draws
 from ..errors import WherefromError
+from ..models.dit import DiT
 from ..tid.angle import Similarity
 from ..tid.teacher import TID
-from ..tide.distill import Settings
+from ..tide.distill import PAPER, Settings
 from ..tide.student import TIDE
 from .indexed import Indexed
 from .recipe import Method, Recipe
@@ -35,6 +37,20 @@ from .similarity import to_unit
 from .standins import EfficientNetLite0
 
 _TUNED_DRAWS = 32  # the most that were tried of the gradient methods, and the best
+_LONG = 1000  # batches that repay compiling and recording their passes
+_SMALL = 50_000_000  # parameters, up to which Python and not the device bounds a pass
+
+
+def compiling(denoiser: Denoiser, dataset: Dataset, draws: int, batch_size: int) -> bool | None:
+    """What a TID is told of `compile`: it is asked for, so that passes are recorded too, where that
+    is worth it and the network is known to do the same for every batch.
+    """
+    network = denoiser.network
+    known = isinstance(network, DiT) and denoiser.call is call_plainly
+    if denoiser.device.type != "cuda" or not known:
+        return None
+    small = sum(one.numel() for one in network.parameters()) <= _SMALL
+    return True if small and length(dataset) * draws >= _LONG * batch_size else None
 
 
 def standard(
@@ -51,7 +67,7 @@ def standard(
         draws: noise levels that every method looks at.
         samples: training images that estimate a curvature, at most.
         dim: numbers of a projected gradient.
-        distillation: arguments of `TIDE.distill`.
+        distillation: arguments of `TIDE.distill`; which student, if not said, is the paper's.
         unlearning: arguments of `MUCS`.
         batch_size: images in a pass.
     """
@@ -75,11 +91,12 @@ def standard(
         return MUCS(denoiser, all_draws, **(unlearning or {}))
 
     def tid(denoiser: Denoiser, dataset: Dataset) -> TID:
-        return TID(denoiser, drawn(denoiser, dataset))
+        compile = compiling(denoiser, dataset, draws, batch_size)
+        return TID(denoiser, drawn(denoiser, dataset), compile=compile)
 
     def tide(denoiser: Denoiser, dataset: Dataset) -> Attributor:
         few = min(samples, length(dataset))
-        return Distilled(tid(denoiser, dataset), few, **(distillation or {}))
+        return Distilled(tid(denoiser, dataset), few, **{**PAPER, **(distillation or {})})
 
     return {
         "Pixel": Recipe(lambda denoiser, dataset: Pixel(), batch_size),
@@ -152,26 +169,31 @@ def varied(
     def drawn(denoiser: Denoiser, dataset: Dataset, count: int = draws) -> Draws:
         return Draws(denoiser.process, item_shape(dataset), count)
 
-    def tid(similarity: Similarity, count: int = draws, **how: Any) -> Recipe:
-        def made(denoiser: Denoiser, dataset: Dataset) -> TID:
-            return TID(denoiser, drawn(denoiser, dataset, count), similarity=similarity, **how)
+    def teacher(
+        denoiser: Denoiser, dataset: Dataset, similarity: Similarity, count: int, **how: Any
+    ) -> TID:
+        how["compile"] = compiling(denoiser, dataset, count, batch_size)
+        return TID(denoiser, drawn(denoiser, dataset, count), similarity=similarity, **how)
 
-        return Recipe(made, batch_size, samples)
+    def tid(similarity: Similarity, count: int = draws, **how: Any) -> Recipe:
+        return Recipe(
+            lambda model, data: teacher(model, data, similarity, count, **how), batch_size, samples
+        )
 
     def tide(similarity: Similarity = "kernel", **changes: Any) -> Recipe:
-        """TIDE of a teacher; `changes`: of the arguments of `TIDE.distill`."""
-        how = {**(distillation or {}), **changes}
+        """TIDE of a teacher; `changes`: of the arguments of `TIDE.distill`, else the paper's."""
+        how = {**PAPER, **(distillation or {}), **changes}
 
         def made(denoiser: Denoiser, dataset: Dataset) -> Attributor:
-            teacher = TID(denoiser, drawn(denoiser, dataset), similarity=similarity)
-            return Distilled(teacher, min(samples, length(dataset)), **how)
+            few = min(samples, length(dataset))
+            return Distilled(teacher(denoiser, dataset, similarity, draws), few, **how)
 
         return Recipe(made, batch_size)
 
     def index(similarity: Similarity, exact: float | None = None) -> Recipe:
         def made(denoiser: Denoiser, dataset: Dataset) -> Attributor:
-            tid = TID(denoiser, drawn(denoiser, dataset), similarity=similarity)
-            return Indexed(tid, min(samples, length(dataset)), exact=exact)
+            few = min(samples, length(dataset))
+            return Indexed(teacher(denoiser, dataset, similarity, draws), few, exact=exact)
 
         return Recipe(made, batch_size)
 
@@ -231,7 +253,9 @@ def ablated(draws: int = 32, samples: int = 2000, batch_size: int = 256) -> dict
 
     def recipe(ablation: Ablation) -> Recipe:
         def made(denoiser: Denoiser, dataset: Dataset) -> TID:
-            return ablation.tid(denoiser, Draws(denoiser.process, item_shape(dataset), draws))
+            compile = compiling(denoiser, dataset, draws, batch_size)
+            drawn = Draws(denoiser.process, item_shape(dataset), draws)
+            return ablation.tid(denoiser, drawn, compile=compile)
 
         return Recipe(made, batch_size, samples)
 

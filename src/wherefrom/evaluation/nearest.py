@@ -123,15 +123,21 @@ def nearest(folder: Folder, dataset: Dataset, by: Iterable[str] = BY) -> Nearest
             files = evaluation.seed(seed)
             look = _Look(files, name, fitted, dataset, mirrored)
             before = look.up({"": files.images()})[""].tolist()
-            after = look.up({files.removed(*one): files.images_after(*one) for one in asked})
+            keys = {one: _one_key(files.removed(*one)) for one in asked}
+            after = look.up({key: files.images_after(*one) for one, key in keys.items()})
             for (method, fraction), settings in asked.items():
-                now = after[files.removed(method, fraction)].tolist()
+                now = after[keys[method, fraction]].tolist()
                 about = seed, method, settings, fraction, name
                 pairs = enumerate(zip(before, now, strict=True))
                 rows += [NearestRow(*about, query, *pair) for query, pair in pairs]
     found = Nearest(rows)
     found.save(evaluation.nearest_table)
     return found
+
+
+def _one_key(unions: Sequence[str]) -> str:
+    """What pictures are known by that are each of one of several unions."""
+    return unions[0] if len(unions) == 1 else fingerprint(list(unions))
 
 
 def _similarities(by: Iterable[str]) -> dict[str, Attributor]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..artefacts.artefact import there
+from ..artefacts.artefact import Artefact, there
 from ..artefacts.identity import fingerprint
 from ..attribution.attributor import Attributor
 from ..data.fingerprint import data_fingerprint
@@ -55,7 +55,7 @@ class _Prepared(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """The training images that are removed for a method."""
+    """The training images that are removed for a method, for the queries of a union."""
 
     method: str
     settings: str  # of the method, as a short digest
@@ -80,8 +80,9 @@ class Study:
         queries: int,
         given: Tensor | None = None,
         batch_size: int = 64,
+        unions: int = 1,
     ) -> None:
-        self.setup, self.seed, self.queries = setup, seed, queries
+        self.setup, self.seed, self.queries, self.unions = setup, seed, queries, unions
         self.files = evaluation.seed(seed)
         self._given, self._batch_size = given, batch_size
         self._network: nn.Module | None = None
@@ -93,16 +94,32 @@ class Study:
         not brought along, must still be the one that made the images.
         """
         if self._network is None:
-            again = bool(self.files.queries().state) and not there(self.files.model)
-            network = self.setup.trained(self.seed, self.files.model)
-            if again and not self._made_images(network):
-                shutil.rmtree(self.files.model)
-                raise WherefromError(
-                    f"the network of seed {self.seed} was trained again and generates other images "
-                    f"than it did: bring {self.files.model} along, or begin in another folder"
-                )
-            self._network = network
+            kept = self.files.network({"seed": self.seed, **self.setup.identity()})
+            self._network = self._read(kept) if kept.state else self._trained(kept)
+            for place in (self.files.model, self.files.again):
+                shutil.rmtree(place, ignore_errors=True)  # what is left of its training
         return self._network
+
+    def _read(self, kept: Artefact) -> nn.Module:
+        network, weights = self.setup.network(self.seed), kept.read("weights")
+        network.load_state_dict(weights)
+        return network.eval()
+
+    def _trained(self, kept: Artefact) -> nn.Module:
+        """The network, which is kept once it is clear that it may be."""
+        again = bool(self.files.queries().state) and not there(self.files.model)
+        # apart: a run that goes on after an interruption must know that it is to be compared
+        place = self.files.again if again else self.files.model
+        network = self.setup.trained(self.seed, place)
+        if again and not self._made_images(network):
+            shutil.rmtree(place)
+            raise WherefromError(
+                f"the network of seed {self.seed} was trained again and generates other images "
+                f"than it did: bring {kept.folder} along, or begin in another folder"
+            )
+        weights = network.state_dict()
+        kept.finish({"tensors": len(weights)}, weights=weights)
+        return network
 
     def _made_images(self, network: nn.Module) -> bool:
         """Whether a network generates what is kept, up to rounding."""
@@ -148,39 +165,44 @@ class Study:
     # --- attribution ----------------------------------------------------------------------------
 
     def removals(self, methods: Mapping[str, str], fractions: Sequence[float]) -> list[Removal]:
-        """What every method removes at every budget; `methods`: by name, the settings that they
-        were scored with.
+        """What every method removes at every budget, union after union: the i-th is of every n-th
+        query from i on. `methods`: by name, the settings that they were scored with.
         """
-        return [
-            self._checked(Removal(name, settings, fraction, self._union(name, settings, fraction)))
-            for fraction in fractions
-            for name, settings in methods.items()
-        ]
+        found = []
+        for fraction in fractions:
+            for name, settings in methods.items():
+                best = self._best(name, settings, fraction)
+                for first in range(self.unions):
+                    union = best[first :: self.unions].unique()
+                    found.append(self._checked(Removal(name, settings, fraction, union)))
+        return found
 
-    def _union(self, name: str, settings: str, fraction: float) -> Tensor:
-        """The images among the best of any query."""
+    def _best(self, name: str, settings: str, fraction: float) -> Tensor:
+        """The first images of each query, [Q, K]."""
         best = self.files.best(name, settings, budget(self._total, fraction))
         if best is None:
             raise WherefromError(
                 f"{self.files.folder} lists too few finds of {name} to remove {100 * fraction:g} % "
                 "a query, and has no scores of it: delete what it found there, to score it again"
             )
-        return best.unique()
+        return best
 
     @property
     def _total(self) -> int:
         return length(self.setup.dataset)
 
     def random_removals(self, fractions: Sequence[float], controls: int) -> list[Removal]:
-        """What every control removes at every budget, which takes no network to know."""
+        """What every control removes at every budget, which takes no network to know: as many for
+        each query as methods do, for so many queries as a union is of. As it has nothing to do with
+        any of them, it serves all.
+        """
         total, removals = self._total, []
+        count = self.queries // self.unions
         for fraction in fractions:
             for number in range(controls):
                 seed = seed_of(self.seed, f"control {number}", 0)
                 generator, size = torch.Generator().manual_seed(seed), budget(total, fraction)
-                chosen = [
-                    torch.randperm(total, generator=generator)[:size] for _ in range(self.queries)
-                ]
+                chosen = [torch.randperm(total, generator=generator)[:size] for _ in range(count)]
                 union = torch.cat(chosen).unique()
                 removals.append(Removal(f"{CONTROL} {number}", "", fraction, union))
         return [self._checked(removal) for removal in removals]

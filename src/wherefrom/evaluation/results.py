@@ -47,6 +47,7 @@ class Row:
     query: int
     similarity: float
     repeat: int = 0  # of the retraining
+    unions: int = 1  # that the queries are dealt to
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ class Results:
         self.rows = tuple(rows)
         self._by_removal: dict[tuple[str, float], list[Row]] = {}
         self._summaries: dict[tuple[str, str, float], Summary] = {}  # their intervals take long
+        self._unions: dict[float, dict[int, Row]] = {}  # by budget and number, a row
         for row in self.rows:
             self._by_removal.setdefault((row.method, row.fraction), []).append(row)
+            self._unions.setdefault(row.fraction, {}).setdefault(row.unions, row)
 
     # --- contents ---------------------------------------------------------------------------------
 
@@ -102,6 +105,7 @@ class Results:
                 f"there is nothing of {method} at {100 * fraction:g} % by {metric} in these results"
             )
         self.settings(method, fraction)  # which refuses a mixture
+        self.unions(fraction)  # which does, too
         self._check_repeats(method, metric, fraction)
         return {
             seed: torch.tensor(list(repeats.values()), dtype=torch.float64).mean(0)
@@ -165,9 +169,29 @@ class Results:
         seeds = dict.fromkeys(seed for one in each for seed in one)
         return {seed: torch.stack([one[seed] for one in each if seed in one]) for seed in seeds}
 
-    def removed(self, method: str, fraction: float) -> dict[int, int]:
-        """How many training images were removed, by seed."""
-        return {row.seed: row.removed for row in self._of(method, fraction) if not row.repeat}
+    def unions(self, fraction: float) -> int:
+        """How many unions the queries are dealt to: the same for all rows, or else they are of two
+        measurements.
+        """
+        known = self._unions.get(fraction, {})
+        if len(known) > 1:
+            one, other = list(known.values())[:2]
+            raise WherefromError(
+                f"the queries of {one.method} in seed {one.seed} are dealt to {one.unions} unions, "
+                f"those of {other.method} in seed {other.seed} to {other.unions}: evaluate each in "
+                "a folder of its own"
+            )
+        return next(iter(known), 1)
+
+    def removed(self, method: str, fraction: float) -> dict[int, float]:
+        """How many training images were removed for a query, by seed: the mean over queries, which
+        may be of several unions.
+        """
+        sizes: dict[int, dict[int, int]] = {}
+        for row in self._of(method, fraction):
+            if not row.repeat:
+                sizes.setdefault(row.seed, {})[row.query] = row.removed
+        return {seed: sum(each.values()) / len(each) for seed, each in sizes.items()}
 
     # --- what it says -----------------------------------------------------------------------------
 
@@ -287,6 +311,7 @@ def _row(
     query: str,
     similarity: str,
     repeat: str = "0",  # older tables have none
+    unions: str = "1",  # nor this
 ) -> Row:
-    numbers = int(query), float(similarity), int(repeat)
+    numbers = int(query), float(similarity), int(repeat), int(unions)
     return Row(int(seed), method, settings, float(fraction), int(removed), metric, *numbers)

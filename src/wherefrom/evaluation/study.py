@@ -6,7 +6,7 @@ nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from .results import Results
 
 _EVALUATION, _SCORES, _IMAGES = "evaluation", "table of scores", "set of generated images"
 _REMOVED, _FINDS = "list of removals", "list of finds"
+_NETWORK = "network that saw everything"
 
 
 class Cost(NamedTuple):
@@ -65,9 +66,22 @@ class Evaluation:
         """The rows of all seeds."""
         return Results.load(self.table)
 
+    def check_unions(self, unions: int) -> None:
+        """Refuse a number of unions that is not that of the rows that are there."""
+        rows = self.results().rows if self.table.exists() else ()
+        known = next((row.unions for row in rows if row.unions != unions), unions)
+        if known != unions:
+            raise WherefromError(
+                f"the queries in {self.folder} are dealt to {known} unions, not {unions}: ask for "
+                f"{known}, or take another folder, to which network, queries and finds of each "
+                "seed may be copied"
+            )
+
     def add(self, rows: Results) -> None:
         """Add rows to the table; they replace older ones of the same."""
         with locked(self.folder):  # seeds may be compared by several processes
+            for unions in {row.unions for row in rows.rows}:
+                self.check_unions(unions)
             known = self.results().updated(rows) if self.table.exists() else rows
             known.save(self.table)
 
@@ -90,8 +104,17 @@ class SeedFolder:
 
     @property
     def model(self) -> Path:
-        """Of the network that saw everything."""
+        """Of the network that saw everything, until it is trained."""
         return self.folder / "model"
+
+    @property
+    def again(self) -> Path:
+        """The same, where it had generated images before and was not brought along."""
+        return self.folder / "again"
+
+    def network(self, setup: Mapping[str, Any]) -> Artefact:
+        """That network, a quarter of its training's size; `setup`: what it depends on."""
+        return Artefact.claim(self.folder / "network", _NETWORK, setup)
 
     def retraining(self, *keeps: Tensor) -> Path:
         """Of networks that see only some images, until these are trained."""
@@ -124,20 +147,32 @@ class SeedFolder:
         return self._read(self.queries(), "images")
 
     def images_after(self, method: str, fraction: float) -> Tensor:
-        """The images generated after a method's removal, [Q, C, H, W]."""
-        return self._read(self.regenerated(self.removed(method, fraction)), "images")
+        """The images generated after a method's removal, [Q, C, H, W], each after that of its own
+        union.
+        """
+        keys = self.removed(method, fraction)
+        each = [self._read(self.regenerated(key), "images") for key in keys]
+        return torch.stack([each[query % len(each)][query] for query in range(len(each[0]))])
 
-    def removed(self, method: str, fraction: float, repeat: int = 0) -> str:
-        """What was removed for a method, as the fingerprint that its images are known by."""
+    def removed(self, method: str, fraction: float, repeat: int = 0) -> list[str]:
+        """What was removed for a method, as the fingerprints that its images are known by: of n
+        unions that queries were dealt to, the i-th is that of every n-th from i on.
+        """
         found = self._removals().state.get(_removal(method, fraction, repeat))
         if found is None:
             at = f"{100 * fraction:g} %" + (f", repeat {repeat}" if repeat else "")
             raise WherefromError(f"{self.folder} has no regenerated images of {method} at {at}")
-        return str(found)
+        return [found] if isinstance(found, str) else list(found)
 
-    def note(self, removals: Mapping[tuple[str, float, int], str]) -> None:
-        """Write down which images were removed for whom, for those who look at the folder."""
-        known, listed = self._removals(), {_removal(*key): one for key, one in removals.items()}
+    def note(self, removals: Mapping[tuple[str, float, int], Sequence[str]]) -> None:
+        """Write down which images were removed for whom, union by union, for those who look at the
+        folder.
+        """
+        known = self._removals()
+        listed = {
+            _removal(*key): keys[0] if len(keys) == 1 else list(keys)
+            for key, keys in removals.items()
+        }
         with known.newest():
             known.commit({**known.state, **listed})
 

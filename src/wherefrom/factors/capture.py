@@ -78,9 +78,9 @@ class Capture:
                 self.denoiser, self._modules, self._changed, tapped, batch, dtype
             )
 
-    def compiled(self, batch: int) -> bool:
+    def compiled(self, batch: int, tapped: bool = False) -> bool:
         """Whether batches of this size run compiled."""
-        return self._compiled is not None and self._compiled.takes(batch, tapped=False)
+        return self._compiled is not None and self._compiled.takes(batch, tapped)
 
     def run(
         self,

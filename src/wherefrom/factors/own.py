@@ -55,7 +55,10 @@ def squared_length(part: Part, factors: Factors) -> Tensor:
     # no product of two is larger than float32 holds where one of them is at most one
     most = pairs_b.diagonal(dim1=1, dim2=2).amax(1)  # [B]
     pairs_b.div_(most.clamp_min(torch.finfo(most.dtype).tiny)[:, None, None])
-    dots = torch.bmm(pairs_a.flatten(1)[:, None], pairs_b.flatten(1)[..., None])[:, 0, 0]
+    if a.is_cuda:  # its products of vectors read memory half as fast
+        dots = pairs_a.mul_(pairs_b).sum((1, 2))
+    else:
+        dots = torch.bmm(pairs_a.flatten(1)[:, None], pairs_b.flatten(1)[..., None])[:, 0, 0]
     return dots.double().clamp_min(0) * most.double()
 
 

@@ -97,7 +97,7 @@ class Probe:
         _check_precision(denoiser, precision)
         self.denoiser, self.draws = denoiser, draws
         self.target, self.aligned, self.own_level = target, aligned, own_level
-        self._compile = compile
+        self.compiling = compile  # asked for, declined, or None: neither
         self._capture, self._levels = Capture(denoiser), Levels(denoiser)
         self._image_bytes: int | None = None
         self._noises: dict[Any, Tensor] = {}  # of draws, where images are
@@ -156,9 +156,8 @@ class Probe:
         wanted, or where the run is long enough to repay the minute it takes.
         """
         self.denoiser.check_adapters()
-        cuda = self.denoiser.device.type == "cuda"
-        worth = cuda and images * len(self.draws) >= _WORTH * batch
-        if worth if self._compile is None else self._compile:
+        worth = self.denoiser.device.type == "cuda" and images * len(self.draws) >= _WORTH * batch
+        if worth if self.compiling is None else self.compiling:
             self.compile(batch)
 
     def compile(self, batch: int, tapped: bool = False) -> None:
@@ -166,11 +165,6 @@ class Probe:
         streams.
         """
         self._capture.compile(batch, self.dtype, tapped=tapped)
-
-    @property
-    def always_compiled(self) -> bool:
-        """Whether compiling was asked for, however short the run."""
-        return bool(self._compile)
 
     def read(
         self, dataset: Dataset | Tensor, indices: Sequence[int], what: str = "item"
@@ -234,13 +228,22 @@ class Probe:
         noise = torch.stack([draw.noise for draw in own])
         return self.at(x, cond, sigma, noise, consume, cotangent)
 
-    def recordable(self, batch: int) -> bool:
+    def mixes(self, x: Tensor, cond: Cond) -> bool:
+        """Whether a batch can hold several draws."""
+        return self.aligned and self._levels.mix(x, cond)
+
+    def mixed(self, x: Tensor, cond: Cond, draws: Tensor, consume: Consume) -> Outcome:
+        """A batch x [B, C, H, W] of which each image is at one of the draws, [B] by number."""
+        return self.at(x, cond, self.draws.sigmas[draws], self.draws.noises[draws], consume)
+
+    def recordable(self, batch: int, tapped: bool = False) -> bool:
         """Whether passes of batches of this size can be recorded and replayed: where compiling was
-        asked for, as it takes a network that does the same for every batch, too.
+        asked for, which takes a network that does the same for every batch, too, and on the current
+        device, whose work is recorded.
         """
-        cuda = self.denoiser.device.type == "cuda"
-        asked = self.aligned and self.always_compiled
-        return cuda and asked and self._capture.compiled(batch)
+        device, asked = self.denoiser.device, self.aligned and bool(self.compiling)
+        current = device.type == "cuda" and device.index == torch.cuda.current_device()
+        return current and asked and self._capture.compiled(batch, tapped)
 
     def _noise(self, m: int, x: Tensor) -> Tensor:
         """A draw's noise where images x are, in their precision; copied there once."""

@@ -129,7 +129,7 @@ class Arithmetic:
     def compiled(self, kind: str, seconds: float, count: float) -> float:
         """Of so many passes, which are compiled where there are enough of them."""
         worth = self.cuda and count >= WORTH[kind]
-        if kind == "pass" and self.facts.compiles is not None:
+        if kind in ("pass", "learn") and self.facts.compiles is not None:
             worth = self.facts.compiles
         return seconds * COMPILED + COMPILING if worth else seconds
 

@@ -241,7 +241,8 @@ class Rehearsal:
         optimizer = torch.optim.AdamW(learner.groups, settings.lr, weight_decay=0.01, fused=True)
 
         def step(count: int) -> None:
-            learn(teacher, learner, *self._some(count), [fresh_draw(teacher, 0, 0)], 1)
+            some = self._some(count)
+            learn(teacher.pairwise_and_streams, learner, *some, [fresh_draw(teacher, 0, 0)], 1)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -191,10 +191,10 @@ class Planner(Arithmetic):
         seconds, held = None, 0.0
         if self.costs is not None:
             costs = self.costs
-            seconds = asked.draws * costs.sketch.seconds.batches(asked.queries, size)
-            seconds += costs.scan * asked.images * asked.draws + costs.load * stored
+            seconds = costs.sketch.seconds.batches(passes, size)  # a batch holds several draws
+            seconds += costs.look + costs.scan * asked.images * asked.draws + costs.load * stored
             seconds += costs.identity
-            held = costs.sketch.held(min(size, asked.queries))
+            held = costs.sketch.held(min(size, passes))
         products = 2 * asked.queries * asked.images * asked.draws * self.dim
         fixed = facts.weights + facts.moments + facts.roots + self.signs
         return Stage(
@@ -205,7 +205,7 @@ class Planner(Arithmetic):
             seconds,
             int(fixed + held) + self.resident(stored),
             0,
-            min(size, asked.queries),
+            min(size, passes),
         )
 
     # --- TIDE -----------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.items import Dataset, split
+from ..data.items import Dataset, length, split
 from ..errors import WherefromError
 from ..evaluation.finds import Finds
+from ..evaluation.statistics import budget
 from .figures import Found, attribution_rows, image_grid, scatter
 from .tables import Tables
 
 _SHOWN = 8  # images in a row
 _INSTANT = 1.0  # second before the first query: what takes less is nothing beside hours
-_FINDS = 3  # of each image, where its regeneration is shown beside them
+_FINDS = 3  # of each image, at most, where its regeneration is shown beside them
 _QUERIES = 2  # whose finds are shown, a row for each method
 
 
@@ -32,7 +33,7 @@ def regenerated(
     rows = {"original": files.images()[:_SHOWN]}
     for name in [*(methods or tables.methods), *tables.results.control_names[:1]]:
         rows[name] = files.images_after(name, tables.fraction)[:_SHOWN]
-    removed = f"top {100 * tables.fraction:g} % removed"
+    removed = f"top {100 * tables.fraction:g} % removed{_of_whom(tables)}"
     image_grid(path, rows, f"regenerated from the same noise, seed {seed}, {removed}")
 
 
@@ -80,13 +81,15 @@ def removed(
         )
     best = max(tables.methods, key=lambda one: tables.results.mean_auc(one, tables.fraction).mean)
     name, files = method or best, tables.evaluation.seed(seed)
-    first = _finds(tables, seed, name).indices[:_SHOWN, :_FINDS]
+    gone = min(_FINDS, budget(length(dataset), tables.fraction))  # what stayed is not shown
+    first = _finds(tables, seed, name).indices[:_SHOWN, :gone]
     finds = _images(dataset, first)  # [Q, finds, C, H, W]
     rows = {"original": files.images()[:_SHOWN]}
     rows |= {f"found {place + 1}": finds[:, place] for place in range(finds.shape[1])}
     rows["without what was found"] = files.images_after(name, tables.fraction)[:_SHOWN]
     rows["without random images"] = files.images_after(controls[0], tables.fraction)[:_SHOWN]
-    image_grid(path, rows, f"found by {name}, seed {seed}, top {100 * tables.fraction:g} % removed")
+    what = f"top {100 * tables.fraction:g} % removed{_of_whom(tables)}"
+    image_grid(path, rows, f"found by {name}, seed {seed}, {what}")
 
 
 def accuracy_and_cost(tables: Tables, path: Path) -> None:
@@ -108,6 +111,12 @@ def accuracy_and_cost(tables: Tables, path: Path) -> None:
         "seconds before the first, one at least": once,
     }
     scatter(path, panels, "mean AUC against random removal", line=0.5)
+
+
+def _of_whom(tables: Tables) -> str:
+    """For how many queries what was removed was found."""
+    together = tables.settings["queries"] // tables.results.unions(tables.fraction)
+    return " for each alone" if together == 1 else f" for {together} queries at once"
 
 
 def _finds(tables: Tables, seed: int, method: str) -> Finds:

@@ -151,11 +151,11 @@ class Tables:
         for method in [*results.methods, *results.control_names]:
             sizes = results.removed(method, at)
             rows.append(
-                [method, *(f"{sizes[seed]:,}" if seed in sizes else "" for seed in self.seeds)]
+                [method, *(f"{sizes[seed]:,.0f}" if seed in sizes else "" for seed in self.seeds)]
             )
         queries = 1 + max(row.query for row in results.rows)
-        images = self.settings["images"]
-        expected = expected_random_union(images, budget(images, at), queries)
+        images, together = self.settings["images"], queries // results.unions(at)
+        expected = expected_random_union(images, budget(images, at), together)
         rows.append(["random, expected", *[f"{expected:,.0f}"] * len(self.seeds)])
         return Table(
             f"Training images removed, {self._words()}",
@@ -344,9 +344,10 @@ class Tables:
         least, most = min(often.values()), max(often.values())
         times = f", {most} times each" if least == most else f", {least} to {most} times each"
         times = times if most > 1 else ""
-        return (
-            f"top {100 * self.fraction:g} % of {queries} queries, {over}, {how} retraining{times}"
-        )
+        unions = self.results.unions(self.fraction)
+        dealt = "" if unions == 1 else f" dealt to {unions} unions"
+        top = f"top {100 * self.fraction:g} % of {queries} queries{dealt}"
+        return f"{top}, {over}, {how} retraining{times}"
 
 
 def _means(values: PerSeed) -> PerSeed:

@@ -46,6 +46,10 @@ def begin(place: Path, given: Given) -> Settings:
     tables = _guessed({name: dict(table) for name, table in given.items()})
     settings = tables_of(tables)
     _looked_at(settings, Path())
+    if _prompted(settings, Path()):
+        # lists, the default, rank worse by prompts than pairs do (docs/methods.md)
+        tables.setdefault("tide", {}).setdefault("objective", "lambdarank")
+        settings = tables_of(tables)
     text = written(_from(place, tables))
     read_text(place / NAME, text)  # what could not be read again is not written
     save_bytes(place / NAME, text.encode())
@@ -74,12 +78,18 @@ def _looked_at(settings: Settings, place: Path) -> None:
             table_rows(below(place, data.captions))
     if model.pipeline is not None:
         _look_at_pipeline(model, place)
-        if not data.labels and takes_texts(pipeline_parts(below(place, model.pipeline))):
+        if not data.labels and _prompted(settings, place):
             _look_at_captions(settings, place, found)
     else:
         named_images(settings, place)
     if model.factory is not None:
         of_factory(settings, place, torch.device("cpu"))
+
+
+def _prompted(settings: Settings, place: Path) -> bool:
+    """Whether the model is a pipeline that generates from prompts."""
+    pipeline = settings.model.pipeline
+    return pipeline is not None and takes_texts(pipeline_parts(below(place, pipeline)))
 
 
 def _look_at_pipeline(model: ModelTable, place: Path) -> None:

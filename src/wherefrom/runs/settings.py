@@ -9,170 +9,118 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from ..errors import WherefromError, flag, number, whole
+from ..errors import WherefromError, flag
 from ..models.presets import PRESETS
 from ..search.vectors import Dtype
 from ..tid.angle import Similarity
+from ..tide.distill import EmbedderKind, Objective
+from . import checks
 
 METHODS = ("index", "tid", "tide")
 PROCESSES = ("edm", "ddpm", "v", "sample", "flow")
 DATASETS = ("digits", "stamps", "cifar10")
 SOURCES = ("images", "tars", "parquet", "dataset")  # of training images
 
-Check = Callable[[str, Any], Any]
-_SIDE, _DRAWS, _WIDE = 16_384, 100_000, 2**22  # the most pixels, draws, numbers of a vector
+_DRAWS, _WIDE = 100_000, 2**22  # the most draws, numbers of a vector
 
 
-def _key(default: Any, check: Check, words: str) -> Any:
+def _key(default: Any, check: checks.Check, words: str) -> Any:
     """A key: what it is where it is not given, what it must be, and what is written beside it."""
     return field(default=default, metadata={"check": check, "words": words})
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise WherefromError(f"{name} must be a text in quotation marks, not {value!r:.40}")
-    return value
-
-
-def _one_of(choices: tuple[str, ...]) -> Check:
-    def check(name: str, value: Any) -> str:
-        if value not in choices:
-            raise WherefromError(f"{name} must be one of {', '.join(choices)}, not {value!r:.40}")
-        return str(value)
-
-    return check
-
-
-def _whole(least: int, most: int | None = None) -> Check:
-    return lambda name, value: whole(name, _short(name, value), least, most)
-
-
-def _number(**bounds: float) -> Check:
-    return lambda name, value: number(name, _short(name, value), **bounds)
-
-
-def _short(name: str, value: Any) -> Any:
-    """A value, unless it is a whole number that nothing here could count up to."""
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise WherefromError(f"{name} is beyond 2**63: give a smaller number")
-    return value
-
-
-def _patterns(name: str, value: Any) -> tuple[str, ...]:
-    listed = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
-    if not listed:
-        raise WherefromError(f'{name} must be a list of names such as ["blocks.*"], not {value!r}')
-    return tuple(value)
-
-
-def _layers(name: str, value: Any) -> Any:
-    if isinstance(value, str):
-        return _one_of(("lora", "trainable"))(name, value)
-    return _patterns(name, value)
-
-
-def _table(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise WherefromError(f"{name} must be a table such as {{width = 64}}, not {value!r:.40}")
-    _plain(name, value)
-    return value
-
-
-def _plain(name: str, value: Any) -> None:
-    """Refuse what a report or a page could not show: dates, and numbers of no end."""
-    if isinstance(value, dict | list):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            _plain(f"{name}.{key}", one)
-    elif not isinstance(value, str | bool | int | float):
-        raise WherefromError(
-            f"{name} is a {type(value).__name__}: give a text in quotation marks, or a number"
-        )
-    else:
-        _short(name, value)
-
-
-def _size(name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        if len(value) != 2:
-            raise WherefromError(f"{name} must be a number or [height, width], not {value!r}")
-        return tuple(_whole(1, _SIDE)(name, side) for side in value)
-    return _whole(1, _SIDE)(name, value)
-
-
 OF = {("model", "seed"): "preset", ("model", "dtype"): "pipeline"}  # only such models have these
-_SEED = _whole(0, 2**63 - 1)
+_SEED = checks.whole(0, 2**63 - 1)
 
 
 @dataclass(frozen=True)
 class ModelTable:
     """[model]: a built-in network, a diffusers pipeline, or a network of one's own."""
 
-    preset: str | None = _key(None, _one_of(tuple(PRESETS)), "a built-in network")
+    preset: str | None = _key(None, checks.one_of(tuple(PRESETS)), "a built-in network")
     seed: int = _key(0, _SEED, "of its first weights, batches and noise")
-    pipeline: str | None = _key(None, _text, "a diffusers pipeline's folder")
-    lora: str | None = _key(None, _text, "a LoRA on top of it: a folder or a .safetensors file")
-    dtype: str = _key("float32", _one_of(("float32", "bfloat16")), "of the pipeline's weights")
-    size: Any = _key(None, _size, "pixels of the pipeline's images, where they are not the usual")
-    factory: str | None = _key(None, _text, "file.py:function that makes a network")
-    arguments: dict[str, Any] | None = _key(None, _table, "what the factory is called with")
-    weights: str | None = _key(None, _text, "its weights: .safetensors, or what torch.save made")
-    entry: str | None = _key(None, _text, "the entry of the weights' file that holds them")
-    layers: Any = _key(None, _layers, 'what is compared: patterns, "lora" or "trainable"')
-    exclude: Any = _key(None, _patterns, "layers that are left out")
-    blocks: Any = _key(None, _patterns, "what the student reads, where it is not found")
+    pipeline: str | None = _key(None, checks.text, "a diffusers pipeline's folder")
+    lora: str | None = _key(
+        None, checks.text, "a LoRA on top of it: a folder or a .safetensors file"
+    )
+    dtype: str = _key(
+        "float32", checks.one_of(("float32", "bfloat16")), "of the pipeline's weights"
+    )
+    size: Any = _key(
+        None, checks.size, "pixels of the pipeline's images, where they are not the usual"
+    )
+    factory: str | None = _key(None, checks.text, "file.py:function that makes a network")
+    arguments: dict[str, Any] | None = _key(None, checks.table, "what the factory is called with")
+    weights: str | None = _key(
+        None, checks.text, "its weights: .safetensors, or what torch.save made"
+    )
+    entry: str | None = _key(None, checks.text, "the entry of the weights' file that holds them")
+    layers: Any = _key(None, checks.layers, 'what is compared: patterns, "lora" or "trainable"')
+    exclude: Any = _key(None, checks.patterns, "layers that are left out")
+    blocks: Any = _key(None, checks.patterns, "what the student reads, where it is not found")
 
 
 @dataclass(frozen=True)
 class ProcessTable:
     """[process]: of a network of one's own; what noise it was trained with and what it predicts."""
 
-    kind: str | None = _key(None, _one_of(PROCESSES), "what the network predicts")
-    scheduler: str | None = _key(None, _text, "or a diffusers scheduler_config.json that says it")
-    schedule: str | None = _key(None, _one_of(("linear", "cosine")), "of ddpm, v and sample")
-    steps: int | None = _key(None, _whole(2, 10**6), "timesteps of that schedule")
-    start: float | None = _key(None, _number(above=0, below=1), "its first beta, where linear")
-    end: float | None = _key(None, _number(above=0, below=1), "its last beta, where linear")
-    sigma_data: float | None = _key(None, _number(above=0), "of edm")
-    sigma_min: float | None = _key(None, _number(above=0), "of edm and flow")
-    sigma_max: float | None = _key(None, _number(above=0), "of edm and flow")
-    rho: float | None = _key(None, _number(above=0), "of edm")
-    shift: float | None = _key(None, _number(above=0), "of flow")
+    kind: str | None = _key(None, checks.one_of(PROCESSES), "what the network predicts")
+    scheduler: str | None = _key(
+        None, checks.text, "or a diffusers scheduler_config.json that says it"
+    )
+    schedule: str | None = _key(None, checks.one_of(("linear", "cosine")), "of ddpm, v and sample")
+    steps: int | None = _key(None, checks.whole(2, 10**6), "timesteps of that schedule")
+    start: float | None = _key(
+        None, checks.number(above=0, below=1), "its first beta, where linear"
+    )
+    end: float | None = _key(None, checks.number(above=0, below=1), "its last beta, where linear")
+    sigma_data: float | None = _key(None, checks.number(above=0), "of edm")
+    sigma_min: float | None = _key(None, checks.number(above=0), "of edm and flow")
+    sigma_max: float | None = _key(None, checks.number(above=0), "of edm and flow")
+    rho: float | None = _key(None, checks.number(above=0), "of edm")
+    shift: float | None = _key(None, checks.number(above=0), "of flow")
 
 
 @dataclass(frozen=True)
 class DataTable:
     """[data]: the training images."""
 
-    images: str | None = _key(None, _text, "a folder of images")
-    tars: str | None = _key(None, _text, 'or tars of images: "shards/{000..099}.tar"')
-    parquet: str | None = _key(None, _text, "or Parquet files with a column of images")
-    dataset: str | None = _key(None, _one_of(DATASETS), "or a known data set")
-    path: str | None = _key(None, _text, "where that data set lies; digits and stamps need none")
-    captions: str | None = _key(None, _text, "column of metadata, file, or one text; none: found")
+    images: str | None = _key(None, checks.text, "a folder of images")
+    tars: str | None = _key(None, checks.text, 'or tars of images: "shards/{000..099}.tar"')
+    parquet: str | None = _key(None, checks.text, "or Parquet files with a column of images")
+    dataset: str | None = _key(None, checks.one_of(DATASETS), "or a known data set")
+    path: str | None = _key(
+        None, checks.text, "where that data set lies; digits and stamps need none"
+    )
+    captions: str | None = _key(
+        None, checks.text, "column of metadata, file, or one text; none: found"
+    )
     labels: bool = _key(False, flag, "whether subfolders are classes")
     skip_broken: bool = _key(False, flag, "whether images that cannot be decoded are left out")
-    size: Any = _key(None, _size, "pixels that a network of one's own takes")
-    channels: int | None = _key(None, _whole(1, 3), "1 (grey) or 3, of such a network")
+    size: Any = _key(None, checks.size, "pixels that a network of one's own takes")
+    channels: int | None = _key(None, checks.whole(1, 3), "1 (grey) or 3, of such a network")
 
 
 @dataclass(frozen=True)
 class TrainTable:
     """[train]: of a built-in network; what is not given is the preset's."""
 
-    steps: int | None = _key(None, _whole(1), "of training")
-    batch_size: int | None = _key(None, _whole(1), "images a step; none: the preset's, or all")
-    lr: float | None = _key(None, _number(above=0), "peak learning rate")
+    steps: int | None = _key(None, checks.whole(1), "of training")
+    batch_size: int | None = _key(
+        None, checks.whole(1), "images a step; none: the preset's, or all"
+    )
+    lr: float | None = _key(None, checks.number(above=0), "peak learning rate")
 
 
 @dataclass(frozen=True)
 class DrawsTable:
     """[draws]: the pairs of noise level and noise that images are compared on."""
 
-    count: int = _key(8, _whole(1, _DRAWS), "more rank better and take longer")
+    count: int = _key(8, checks.whole(1, _DRAWS), "more rank better and take longer")
     seed: int = _key(0, _SEED, "of the noise")
 
 
@@ -180,52 +128,65 @@ class DrawsTable:
 class TidTable:
     """[tid]: the exact method, and its curvature."""
 
-    samples: int = _key(2000, _whole(1), "images that the curvature is estimated from, at most")
-    damping: float = _key(0.1, _number(above=0), "share of the curvature's mean eigenvalue")
-    similarity: str = _key("kernel", _one_of(get_args(Similarity)), "kernel, relative or cosine")
-    precision: str | None = _key(
-        None, _one_of(("fp32", "bf16")), "the same for all devices; none: bf16 on a GPU"
+    samples: int = _key(
+        2000, checks.whole(1), "images that the curvature is estimated from, at most"
     )
-    batch_size: int = _key(64, _whole(1), "images in a pass, at most")
+    damping: float = _key(0.1, checks.number(above=0), "share of the curvature's mean eigenvalue")
+    similarity: str = _key(
+        "kernel", checks.one_of(get_args(Similarity)), "kernel, relative or cosine"
+    )
+    precision: str | None = _key(
+        None, checks.one_of(("fp32", "bf16")), "the same for all devices; none: bf16 on a GPU"
+    )
+    batch_size: int = _key(64, checks.whole(1), "images in a pass, at most")
 
 
 @dataclass(frozen=True)
 class IndexTable:
     """[index]: a sketch of every training image's gradients."""
 
-    dim: int = _key(2048, _whole(2, _WIDE), "numbers a draw and image; more find more")
-    dtype: str = _key("float16", _one_of(get_args(Dtype)), "int8 takes half")
+    dim: int = _key(2048, checks.whole(2, _WIDE), "numbers a draw and image; more find more")
+    dtype: str = _key("float16", checks.one_of(get_args(Dtype)), "int8 takes half")
 
 
 @dataclass(frozen=True)
 class TideTable:
     """[tide]: the student, which needs no gradients."""
 
-    epochs: float = _key(50, _number(above=0), "of distillation")
-    batch_size: int = _key(128, _whole(2), "images a step, at most")
-    lr: float = _key(5e-5, _number(above=0), "learning rate")
-    dim: int = _key(768, _whole(1, _WIDE), "numbers of an embedding")
-    hidden: int = _key(512, _whole(1, _WIDE), "width inside")
+    epochs: float = _key(50, checks.number(above=0), "of distillation")
+    batch_size: int = _key(128, checks.whole(2), "images a step, at most")
+    lr: float = _key(5e-5, checks.number(above=0), "learning rate")
+    dim: int = _key(768, checks.whole(1, _WIDE), "numbers of an embedding")
+    hidden: int = _key(512, checks.whole(1, _WIDE), "width inside")
     seed: int = _key(0, _SEED, "of batches, draws and first weights")
-    draws_per_step: int = _key(1, _whole(1), "at which a step sees its images")
+    objective: str = _key(
+        "listwise",
+        checks.one_of(get_args(Objective)),
+        "lists, or lambdarank: pairs, the paper's, better with prompts",
+    )
+    embedder: str = _key("grid", checks.one_of(get_args(EmbedderKind)), "or pool, the paper's")
+    decay: float = _key(
+        0.5, checks.number(least=0, most=1), "last share of steps, where lr falls; paper: 0"
+    )
+    draws_per_step: int = _key(1, checks.whole(1), "at which a step sees its images")
 
 
 @dataclass(frozen=True)
 class GenerateTable:
     """[generate]: what is not given is the preset's or the pipeline's own."""
 
-    steps: int | None = _key(None, _whole(1), "of the sampler")
-    guidance: float | None = _key(None, _number(), "towards the class or prompt")
+    steps: int | None = _key(None, checks.whole(1), "of the sampler")
+    guidance: float | None = _key(None, checks.number(), "towards the class or prompt")
 
 
 @dataclass(frozen=True)
 class AttributeTable:
     """[attribute]: what `wherefrom attribute` does where it is not told otherwise."""
 
-    method: str = _key("index", _one_of(METHODS), "index, tid (exact, slow) or tide (quick)")
-    top_k: int = _key(8, _whole(1), "training images that are shown")
+    method: str = _key("index", checks.one_of(METHODS), "index, tid (exact, slow) or tide (quick)")
+    top_k: int = _key(8, checks.whole(1), "training images that are shown")
     exact: float | None = _key(
-        None, _number(above=0, most=1), "share of the best that tid scores again"
+        None, checks.number(above=0, most=1), "share of the best that tid scores again"
     )
 
 

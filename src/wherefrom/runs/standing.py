@@ -13,6 +13,7 @@ from typing import Any
 from ..artefacts.parts import begun_shards
 from ..errors import WherefromError
 from ..models.presets import preset
+from ..tide.distill import UNSAID, said
 from .broken import last_list
 from .kept import Kept
 from .pictures import named_images
@@ -152,14 +153,11 @@ def wanted(settings: Settings, stage: str, images: int | None) -> dict[str, Any]
         parts |= vars(settings.index)
     if stage in ("student", "bank"):
         parts |= {"similarity": tid.similarity, "blocks": model.blocks}
-        parts |= {"draws_per_step": None, **taught(settings)}
+        parts |= {**dict.fromkeys(UNSAID), **taught(settings)}
     parts = {name: list(one) if isinstance(one, tuple) else one for name, one in parts.items()}
     return parts
 
 
 def taught(settings: Settings) -> dict[str, Any]:
-    """The parts of a student that [tide] says; one draw a step is not spoken of, so that what was
-    made before there was a choice goes on.
-    """
-    parts = vars(settings.tide)
-    return {name: one for name, one in parts.items() if (name, one) != ("draws_per_step", 1)}
+    """The parts of a student that [tide] says."""
+    return said(vars(settings.tide))

@@ -33,7 +33,11 @@ class Settles(Protocol):
     def about(self) -> dict[str, Any]: ...
 
     def scores_of(
-        self, queries: Tensor | Dataset, dataset: Dataset, places: Sequence[int]
+        self,
+        queries: Tensor | Dataset,
+        dataset: Dataset,
+        places: Sequence[int],
+        batch_size: int = 64,
     ) -> Tensor:
         """Every query with the items at these places of a data set, [Q, n], on the CPU."""
         ...
@@ -61,6 +65,7 @@ class Look:
     dataset: Dataset
     share: float
     candidates: int  # of each query
+    together: int  # images in a pass, at most
 
 
 def check_look(
@@ -95,7 +100,8 @@ def check_look(
             "same model"
         )
     check_items(found.store, dataset)
-    return Look(judge, dataset, share, min(len(found), math.ceil(share * len(found))))
+    candidates = min(len(found), math.ceil(share * len(found)))
+    return Look(judge, dataset, share, candidates, found.store.batch_size)
 
 
 def check_items(store: VectorStore, dataset: Dataset, who: str = "the second look") -> None:
@@ -142,7 +148,7 @@ def settled(look: Look, queries: Tensor | Dataset, found: Attribution, top_k: in
     """What was found of queries, both ends ranked by exact scores."""
     best, least = found.indices, found.least_indices[:, :top_k]
     places = torch.cat([best, least], 1).unique()  # ascending
-    scores = look.judge.scores_of(queries, look.dataset, places.tolist())
+    scores = look.judge.scores_of(queries, look.dataset, places.tolist(), look.together)
 
     def ranked(ids: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
         ids = ids.sort(1).values  # ties go to the smaller id

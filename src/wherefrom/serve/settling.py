@@ -56,7 +56,8 @@ class Looked(NamedTuple):
         known |= {items.place(item): score for item, score in self.least.items() if item in items}
         new = sorted({*best.tolist(), *least.tolist()} - set(known))
         if new:
-            scores = look.judge.scores_of([query], look.dataset, [ids[place] for place in new])[0]
+            places, size = [ids[place] for place in new], look.together
+            scores = look.judge.scores_of([query], look.dataset, places, size)[0]
             if not bool(scores.isfinite().all()):
                 raise WherefromError(
                     "exact TID gives scores that are not finite: look at the image and at the model"

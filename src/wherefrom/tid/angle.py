@@ -113,6 +113,12 @@ class SelfKernels:
                 self._artefact.finish({"kept": True}, **{_VALUES: {_VALUES: self._values.cpu()}})
             self._new, self._whole = False, not bool(self._values.isnan().any())
 
+    def forget(self) -> None:
+        """None is known any more, here or on disk."""
+        self._values.fill_(torch.nan)
+        self._new = True
+        self.keep(at_once=True)
+
     def joined(self) -> None:
         """Of a group of processes, each knows what any of them knows from now on, and the first
         writes it down.

@@ -32,7 +32,7 @@ from ..search.store import Made, VectorStore
 from ..search.trace import Each, Trace
 from ..search.vectors import Dtype, Vectors
 from .angle import SelfKernels, Similarity
-from .sketching import Sketched, Sketcher
+from .sketching import Sketcher, Sketching
 
 DIM = 2048
 _KIND, _SEED = "index", 0
@@ -123,6 +123,11 @@ class Index(Collection):
                 normed=True,
                 batch_size=size,
             )
+            try:
+                sketched.compare()
+            except WherefromError:
+                _forget(store, own)
+                raise
         if own is not None:
             own.joined()
             own.keep(at_once=True)
@@ -182,12 +187,10 @@ class Index(Collection):
         x, cond = self.tid.probe.move(x, cond)
         some = range(len(self.draws)) if draws is None else draws
         with self.denoiser.frozen():
-            made = [self._sketcher.sketched(x, cond, m, "query", places) for m in some]
-            squares = torch.stack([own for _, own, _ in made], 1)  # [B, m]
+            vectors, squares = self._sketcher.queries(x, cond, some, places, self.together)
             self._sketcher.check(squares, x, cond, "query", places, some)
-        if self.tid.settings.similarity == "cosine":
-            return torch.stack([_divided(vectors, own.sqrt()) for vectors, own, _ in made], 1)
-        return torch.stack([vectors for vectors, _, _ in made], 1)
+        cosine = self.tid.settings.similarity == "cosine"
+        return _divided(vectors, squares.sqrt()) if cosine else vectors
 
     def overheard(self, m: int, streams: Streams) -> None:
         """Nothing: there is no gradient in activations alone."""
@@ -243,7 +246,8 @@ class Index(Collection):
             chosen = torch.randperm(len(ids), generator=generator)[:sample].sort().values
         else:
             chosen = torch.arange(len(ids))
-        exact = self.tid.scores_of(queries, dataset, ids[chosen].tolist())
+        places = ids[chosen].tolist()
+        exact = self.tid.scores_of(queries, dataset, places, here.store.batch_size)
         mine = here.scores(queries)[:, chosen]
         few, many = (max(1, round(share * len(chosen))) for share in (top, within))
         wanted, proposed = exact.topk(few, 1).indices, mine.topk(min(many, len(chosen)), 1).indices
@@ -254,7 +258,7 @@ class Index(Collection):
 def _vectors(
     tid: Teacher,
     sketcher: Sketcher,
-    sketched: Sketched,
+    sketched: Sketching,
     x: Tensor,
     cond: Cond,
     places: Sequence[int],
@@ -286,9 +290,17 @@ def _vectors(
     return torch.stack(parts, 1), torch.stack(lengths, 1)
 
 
+def _forget(store: VectorStore, own: SelfKernels | None) -> None:
+    """Leave nothing for whoever builds or compares next: what was recorded is not the pass."""
+    if store.given == store.images:  # a shard's part is with the others'
+        store.artefact.commit({**store.artefact.state, "counts": []}, keep=False)
+    if own is not None:
+        own.forget()
+
+
 def _divided(vectors: Tensor, lengths: Tensor) -> Tensor:
-    """Vectors [B, d] of length one, or zero where there is no gradient at all."""
-    by = lengths[:, None].to(vectors)
+    """Vectors [..., d] of length one, or zero where there is no gradient at all."""
+    by = lengths[..., None].to(vectors)
     return torch.where(by > 0, vectors / by.clamp_min(torch.finfo(by.dtype).tiny), 0.0)
 
 

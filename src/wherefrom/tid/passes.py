@@ -148,12 +148,18 @@ class Passes:
         denoiser's blocks.
         """
         self.curvature.check_fitted()
-        roots, normalize = self.curvature.roots, self.settings.normalize
         check_batch(x, cond)
         self.probe.check_shape(tuple(x.shape[1:]), "the batch")
         x, cond = self.probe.move(x, cond)
-        if self.probe.always_compiled:
+        if self.probe.compiling:
             self.probe.compile(len(x), tapped)
+        return self.paired(x, draw.sigma, draw.noise, cond, tapped)
+
+    def paired(
+        self, x: Tensor, sigma: Tensor, noise: Tensor, cond: Cond, tapped: bool
+    ) -> tuple[Tensor, Streams]:
+        """`pairwise` of a batch that the network takes as it is."""
+        roots, normalize = self.curvature.roots, self.settings.normalize
         dtype = torch.promote_types(self.probe.dtype, torch.float32)
         kernel = torch.zeros(len(x), len(x), device=x.device, dtype=dtype)
 
@@ -165,6 +171,6 @@ class Passes:
             return compared_bytes(part, b, len(b), choose(part, b.shape[1], len(b)))
 
         with Together(consume, makes) as together:
-            outcome = self.probe.at(x, cond, draw.sigma, draw.noise, together, tapped=tapped)
+            outcome = self.probe.at(x, cond, sigma, noise, together, tapped=tapped)
         own = kernel.diagonal()
         return squared(kernel, self.settings.similarity, own, own), outcome.streams

@@ -23,19 +23,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.items import Cond
+from ..data.items import Cond, map_cond
 from ..diffusion.seeds import seed_of
 from ..errors import WherefromError, whole
+from ..factors.capture import Consume
 from ..factors.curvature import Curvature
 from ..factors.kernel import summed_gradient, weights
 from ..factors.own import compared, compared_part, squared_length
-from ..factors.probe import Role
-from ..factors.replay import Replayed, shared_pool
+from ..factors.probe import Outcome, Role
+from ..factors.replay import Replayed, Room
 from ..layers.kinds import Factors, Part
 
 _HALVES = 2
-# of a batch at a draw: vectors [B, dim], self-kernels [B], residuals [B]
-Sketched = Callable[[Tensor, Cond, int, Sequence[int]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Layout(NamedTuple):
@@ -97,6 +96,7 @@ class Sketcher:
         self.dim, self.side = _HALVES * self._buckets, side_of(self._asked // _HALVES)
         self._parts = {part.name: part for part in parts}
         self._signs: dict[tuple[str, torch.device], Tensor] = {}
+        self._mixing = True  # whether a batch of queries may hold several draws
 
     @property
     def about(self) -> dict[str, Any]:
@@ -117,6 +117,46 @@ class Sketcher:
         """A batch at draw m: its vectors [B, dim], its self-kernels [B], and the residual of its
         outputs [B] (RQ4). Nothing waits for the device: `check` looks at the self-kernels.
         """
+        return self._of(x, lambda consume: self._probe.run(x, cond, m, role, places, consume))
+
+    def queries(
+        self, x: Tensor, cond: Cond, draws: Sequence[int], places: Sequence[int], together: int
+    ) -> tuple[Tensor, Tensor]:
+        """Queries at some draws: their vectors [B, m, dim] and self-kernels [B, m]. A pass is of so
+        many images at most, and holds several draws where the network gives each image its own
+        noise level, and no layer sees those of some levels alone: one query is one pass.
+        """
+        if self._mixing and self._probe.mixes(x, cond):
+            try:
+                return self._mixed(x, cond, draws, together)
+            except Exception:
+                pass  # said again below, where it is not the mixture's fault
+        made = [self.sketched(x, cond, m, "query", places)[:2] for m in draws]
+        self._mixing = False
+        vectors, own = (torch.stack(some, 1) for some in zip(*made, strict=True))
+        return vectors, own
+
+    def _mixed(
+        self, x: Tensor, cond: Cond, draws: Sequence[int], together: int
+    ) -> tuple[Tensor, Tensor]:
+        """Those of batches that hold several draws."""
+        count, known = len(x), torch.as_tensor(list(draws))
+
+        def passed(rows: Tensor) -> tuple[Tensor, Tensor]:
+            """Some of all rows, which are draw after draw with every image."""
+            item, at = (rows % count).to(x.device), known[rows // count]
+            some, told = x[item], map_cond(cond, lambda value: value[item])
+            return self._of(some, lambda consume: self._probe.mixed(some, told, at, consume))[:2]
+
+        parts = [passed(rows) for rows in torch.arange(len(known) * count).split(together)]
+        shape = len(known), count
+        vectors, own = (torch.cat(some).unflatten(0, shape) for some in zip(*parts, strict=True))
+        return vectors.transpose(0, 1), own.T
+
+    def _of(self, x: Tensor, run: Callable[[Consume], Outcome]) -> tuple[Tensor, Tensor, Tensor]:
+        """The sketches, self-kernels and residuals of a batch that `run` takes through the
+        network.
+        """
         curvature = self._curvature
         total = torch.zeros(len(x), _HALVES, self._buckets, device=x.device)
         own = torch.zeros(len(x), device=x.device, dtype=torch.float64)
@@ -131,11 +171,11 @@ class Sketcher:
             own.add_(squares)
             self._fold(total, left, self._layouts[part.name])
 
-        outcome = self._probe.run(x, cond, m, role, places, consume)
+        outcome = run(consume)
         return total.flatten(1), own, outcome.residual()
 
     @contextmanager
-    def sketching(self, batch: int, images: int) -> Iterator[Sketched]:
+    def sketching(self, batch: int, images: int) -> Iterator[Sketching]:
         """`sketched` of training images, for batch after batch of so many: recorded and replayed
         where that is worth it.
         """
@@ -144,20 +184,13 @@ class Sketcher:
             def work(x: Tensor, cond: Cond, places: Sequence[int]) -> tuple[Tensor, ...]:
                 return self.sketched(x, cond, m, "train", places)
 
-            return Replayed(work, images // batch, self._probe.recordable(batch), pool)
+            return Replayed(work, images // batch, self._probe.recordable(batch), room)
 
         with ExitStack() as stack:
             # draws take turns, so that their recordings can lie in the same memory
-            pool = shared_pool(self._probe.denoiser.device)
-            draws = [stack.enter_context(replayed(m)) for m in range(len(self._probe.draws))]
-
-            def sketched(
-                x: Tensor, cond: Cond, m: int, places: Sequence[int]
-            ) -> tuple[Tensor, Tensor, Tensor]:
-                vectors, own, residual = draws[m](x, cond, places)
-                return vectors, own, residual
-
-            yield sketched
+            room = Room()
+            draws = range(len(self._probe.draws))
+            yield Sketching([stack.enter_context(replayed(m)) for m in draws])
 
     def check(
         self,
@@ -188,8 +221,8 @@ class Sketcher:
         if rows.ndim == columns.ndim == 2:  # nothing is projected
             signs = rows[:, :, None] * columns[:, None, :]
             return summed_gradient(part, factors)[:, None] * signs
-        b, a = (_projected(one, signs) for one, signs in ((b, rows), (a, columns)))
-        return torch.matmul(b.mT, a).transpose(0, 1)
+        halves = zip(_projected(b, rows), _projected(a, columns), strict=True)
+        return torch.stack([torch.bmm(one.mT, other) for one, other in halves], 1)
 
     def _fold(self, total: Tensor, left: Tensor, layout: Layout) -> None:
         """Sum what is left of a part, [B, 2, q', p'], into its buckets."""
@@ -215,8 +248,29 @@ class Sketcher:
         return self._signs[key]
 
 
-def _projected(x: Tensor, signs: Tensor) -> Tensor:
-    """Factors x [B, T, p] under the signs of both halves: [2, B, T, p']."""
+class Sketching:
+    """`sketched` of batch after batch of training images: each draw's passes, which may be
+    replayed.
+    """
+
+    def __init__(self, draws: Sequence[Replayed]) -> None:
+        self._draws = draws
+
+    def __call__(
+        self, x: Tensor, cond: Cond, m: int, places: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch at draw m: vectors [B, dim], self-kernels [B], residuals [B]."""
+        vectors, own, residual = self._draws[m](x, cond, places)
+        return vectors, own, residual
+
+    def compare(self) -> None:
+        """Compare what was replayed with a pass of its own, at every draw."""
+        for draw in self._draws:
+            draw.compare()
+
+
+def _projected(x: Tensor, signs: Tensor) -> tuple[Tensor, ...]:
+    """Factors x [B, T, p] under the signs of both halves, [B, T, p'] each."""
     if signs.ndim == 2:
-        return x * signs[:, None, None, :]
-    return (x @ signs.flatten(1)).unflatten(-1, (_HALVES, -1)).movedim(-2, 0)
+        return tuple(x * half for half in signs)
+    return (x @ signs.flatten(1)).chunk(_HALVES, -1)

@@ -34,6 +34,7 @@ from ..running.ranks import agreed, share
 from ..search.vectors import Dtype
 from .angle import SelfKernels, Similarity, squared
 from .index import DIM, Index
+from .pairing import Pairing
 from .passes import Comparison, Passes
 from .settings import Correction, Settings
 
@@ -187,6 +188,10 @@ class TID(Attributor):
     ) -> tuple[Tensor, Streams]:
         """`pairwise`, and the activations of the denoiser's blocks, of one and the same pass."""
         return self.passes.pairwise(x, draw, cond, tapped=True)
+
+    def pairing(self, batch: int, count: int) -> Pairing:
+        """`pairwise_and_streams` for so many batches of this size, inside `with`."""
+        return Pairing(self.passes, self.pairwise_and_streams, batch, count)
 
     def compile_pairwise(self, batch: int) -> None:
         """Run `pairwise_and_streams` of batches of this size compiled from now on."""

@@ -24,6 +24,7 @@ from ..attribution.agreement import shared_top, spearman
 from ..data.fingerprint import data_fingerprint
 from ..data.items import Cond, Dataset, item_shape, length, read
 from ..diffusion.batches import Feed, Order
+from ..diffusion.calling import call_plainly
 from ..diffusion.draws import Draw
 from ..diffusion.levels import Levels
 from ..diffusion.seeds import seed_of, seeded
@@ -35,6 +36,7 @@ from ..running.modes import outside_inference
 from ..running.progress import bar, quiet
 from ..running.ranks import agreed, gathered
 from ..running.watch import Watch
+from ..tid.pairing import Paired
 from ..tid.teacher import TID
 from .embedder import Embedder
 from .gradients import Gradients
@@ -44,6 +46,9 @@ from .loss import lambda_rank_loss, listwise_loss, off_diagonal
 Objective = Literal["lambdarank", "listwise"]
 EmbedderKind = Literal["pool", "grid"]
 LOSSES = {"lambdarank": lambda_rank_loss, "listwise": listwise_loss}
+PAPER: dict[str, Any] = {"objective": "lambdarank", "embedder": "pool", "decay": 0}
+# what a student is that does not say it, as those from before there was a choice
+UNSAID = {**PAPER, "draws_per_step": 1}
 
 _HELD_OUT = 128  # images at most, a tenth of the data set at most
 _LEVELS = 4  # noise levels at which they are compared
@@ -63,9 +68,9 @@ class Settings:
     hidden: int = 512
     heads: int = 4
     seed: int = 0
-    objective: Objective = "lambdarank"
-    embedder: EmbedderKind = "pool"
-    decay: float = 0
+    objective: Objective = "listwise"
+    embedder: EmbedderKind = "grid"
+    decay: float = 0.5
     draws_per_step: int = 1
 
     def __post_init__(self) -> None:
@@ -81,11 +86,8 @@ class Settings:
 
     @property
     def about(self) -> dict[str, Any]:
-        """All of them, but for those that came later and are at their defaults: what was made
-        before there was a choice goes on.
-        """
-        later = {"objective": "lambdarank", "embedder": "pool", "decay": 0, "draws_per_step": 1}
-        return {name: one for name, one in asdict(self).items() if later.get(name) != one}
+        """All of them that are said: what was made before there was a choice goes on."""
+        return said(asdict(self))
 
     def identity(self) -> dict[str, Any]:
         """What makes two distillations the same; one may be longer than the other, unless its
@@ -97,6 +99,11 @@ class Settings:
         """The learning rate of a step of so many: constant, then perhaps a linear fall to 0."""
         falling = self.decay * steps
         return self.lr * min(1.0, (steps - step) / falling) if falling else self.lr
+
+
+def said(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of some settings that a student says."""
+    return {name: one for name, one in settings.items() if UNSAID.get(name) != one}
 
 
 @dataclass(frozen=True)
@@ -203,13 +210,15 @@ def distill(
 
     if here.first and here.world > of:
         _say_idle(here.world - of, here.world, of)
-    if device.type == "cuda" and (steps - start) * len(mine) >= _WORTH:
+    passes = (steps - start) * len(mine)
+    if device.type == "cuda" and passes >= _WORTH and tid.probe.compiling is not False:
         tid.compile_pairwise(settings.batch_size)
     every, rest, size = max(1, steps // _LOOKS), range(start, steps), settings.batch_size
     kept = checkpoint if here.first else None  # one writes, and all read
     with nullcontext() if here.first else quiet(), watch:
         exam = Exam(tid, dataset, shuffled[:held]) if held and here.first else None
-        feed = Feed(_FixedViews(dataset), order, tid.denoiser.network)
+        directly = tid.denoiser.call is call_plainly
+        feed = Feed(_FixedViews(dataset), order, tid.denoiser.network, directly)
         gradients = Gradients(learner.parameters(), watch)
         with (
             checkpoint.artefact.as_it_began() if checkpoint else nullcontext(),
@@ -218,20 +227,22 @@ def distill(
             torch.autocast(device.type, enabled=False),
             deferred_interrupt() as interrupted,
             bar(steps * size, "distilling", "image", initial=start * size) as progress,
+            tid.pairing(size, passes) as teacher,
         ):
             for step, (x, cond) in zip(rest, feed.batches(rest), strict=True):
                 for group in optimizer.param_groups:
                     group["lr"] = settings.lr_at(step, steps)
                 drawn = [fresh_draw(tid, settings.seed, step, place, of) for place in mine]
-                part = learn(tid, learner, x, cond, drawn, of)
-                loss, stop = gradients.shared(part, interrupted())
+                part = learn(teacher, learner, x, cond, drawn, of)
+                keep = kept is not None and kept.pace.due
+                loss, stop, keep = gradients.shared(part, interrupted(), keep)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses, since = losses + loss, since + 1
                 progress.update(size)
                 due = (step + 1) % every == 0 or step + 1 == steps
                 last = stop or step + 1 == steps
-                if due or last or (kept is not None and kept.pace.due):
+                if due or last or keep:
                     mean = float(losses) / since
                     _check_finite(mean, step)
                     if due:
@@ -240,10 +251,14 @@ def distill(
                         losses, since = torch.zeros_like(losses), 0
                         said = f"loss {mean:.4f}, Spearman {agreement[0]:.3f}"
                         progress.set_postfix_str(said, refresh=False)
-                    if kept is not None and (last or kept.pace.due):
-                        values = [astuple(look) for look in looks]
-                        notes = {"looks": values, "losses": float(losses), "since": since}
-                        kept.write(step + 1, notes)
+                    if last or keep:
+                        with kept.pace.writing() if kept is not None else nullcontext():
+                            teacher.compare()  # before it has taught what is kept
+                            watch.summed(torch.zeros(1, device=device))  # nor any other's has
+                            if kept is not None:
+                                values = [astuple(look) for look in looks]
+                                notes = {"looks": values, "losses": float(losses), "since": since}
+                                kept.write(step + 1, notes)
                 if last:
                     break
     if step + 1 < steps:
@@ -286,14 +301,14 @@ def fresh_draw(tid: TID, seed: int, step: int, place: int = 0, of: int = 1) -> D
 
 
 def learn(
-    tid: TID, learner: Learner, x: Tensor, cond: Cond, draws: Sequence[Draw], of: int
+    teacher: Paired, learner: Learner, x: Tensor, cond: Cond, draws: Sequence[Draw], of: int
 ) -> Tensor:
-    """Add, of a batch at some draws of so many, their part of the mean loss' gradient, by a pass
-    each; that part of the loss, on the device.
+    """Add, of a batch at some draws of so many, their part of the mean loss' gradient, by a pass of
+    the teacher each; that part of the loss, on the device.
     """
     total = torch.zeros((), device=x.device)
     for draw in draws:
-        tau, streams = tid.pairwise_and_streams(x, draw, cond)
+        tau, streams = teacher(x, draw, cond)
         with torch.enable_grad():
             loss: Tensor = learner(streams, tau) / of
             loss.backward()

@@ -29,7 +29,7 @@ from ..running.memory import InChunks
 from ..search.vectors import Dtype
 from ..tid.teacher import TID
 from .bank import Bank
-from .distill import EmbedderKind, Look, Objective, Settings, distill, fitting
+from .distill import PAPER, EmbedderKind, Look, Objective, Settings, distill, fitting
 from .embedder import Embedder
 from .grid import GridEmbedder
 
@@ -40,7 +40,8 @@ _WORTH = 200  # evaluations that repay compiling
 
 
 class TIDE(Attributor):
-    """A student of TID: `TIDE.distill(tid, dataset)` makes one, `tide.index(dataset)` its bank.
+    """A student of TID: `TIDE.distill(tid, dataset)` makes one, `tide.index(dataset)` its bank;
+    `TIDE.distill(tid, dataset, **TIDE.PAPER)` makes the paper's.
 
     Args:
         denoiser, draws: the teacher's.
@@ -48,6 +49,8 @@ class TIDE(Attributor):
         history: how it grew.
         taught: by which teacher and how, for those who ask.
     """
+
+    PAPER = PAPER
 
     def __init__(
         self,
@@ -82,12 +85,13 @@ class TIDE(Attributor):
         heads: int = 4,
         seed: int = 0,
         store: Folder | None = None,
-        objective: Objective = "lambdarank",
-        embedder: EmbedderKind = "pool",
-        decay: float = 0,
+        objective: Objective = "listwise",
+        embedder: EmbedderKind = "grid",
+        decay: float = 0.5,
         draws_per_step: int = 1,
     ) -> Self:
-        """Teach an embedder the rankings of a fitted TID.
+        """Teach an embedder the rankings of a fitted TID. What is taught, and how, is by default
+        what shared most of the top of its teacher (docs/methods.md); the paper's is `**TIDE.PAPER`.
 
         Args:
             tid: the teacher, fitted.
@@ -98,12 +102,12 @@ class TIDE(Attributor):
             dim, hidden, heads: of the embedder; "grid" has no heads.
             seed: of batches, draws and initial weights.
             store: a folder to resume from; a finished distillation is returned at once.
-            objective: "lambdarank": the paper's loss of pairs (Eq. 9); "listwise": of whole lists
-                (`listwise_loss`), which knows by how much one image is before another.
-            embedder: "pool": the paper's, which pools all positions by attention; "grid": one that
-                keeps them apart.
+            objective: "listwise": a loss of whole lists (`listwise_loss`), which knows by how much
+                one image is before another; "lambdarank": the paper's, of pairs (Eq. 9).
+            embedder: "grid": one that keeps positions apart; "pool": the paper's, which pools them
+                by attention.
             decay: the share of the steps, the last ones, over which the learning rate falls to 0;
-                in the paper none. Such a distillation does not go on to more epochs.
+                with any, a distillation does not go on to more epochs. The paper's is 0.
             draws_per_step: at how many draws a step sees its batch, in the paper one; the gradient
                 is the mean over them. Processes of a group share them, and make the same student
                 whatever their number.
