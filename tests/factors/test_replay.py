@@ -65,7 +65,7 @@ def batches(count: int, size: int = 4) -> list[Tensor]:
     return [torch.randn(size, 3, generator=generator) for _ in range(count)]
 
 
-def test_the_first_pass_is_made_the_second_recorded_and_the_last_compared(
+def test_the_first_pass_is_made_the_second_recorded_and_the_third_and_the_last_compared(
     recordings: list[Recording],
 ) -> None:
     work = Pass()
@@ -75,18 +75,18 @@ def test_the_first_pass_is_made_the_second_recorded_and_the_last_compared(
             assert torch.equal(doubled, 2 * x)
             assert torch.equal(sums, x.sum(1))
     assert recordings[0].count == 39
-    assert work.made == [4, 4], "the first, and the last once more"
+    assert work.made == [4, 4, 4], "the first, and the third and the last once more"
 
 
 def test_what_was_compared_is_not_compared_again_in_the_end(recordings: list[Recording]) -> None:
     work = Pass()
     with Replayed(work, batches=40, recordable=True) as step:
         step.compare()
-        for x in batches(3):
+        for x in batches(4):
             step(x, None, [0])
         step.compare()
         step.compare()
-    assert work.made == [4, 4], "the first, and the last once more"
+    assert work.made == [4, 4, 4], "the first, and the third and the last once more"
 
 
 def test_batches_of_another_make_are_made_anew(recordings: list[Recording]) -> None:
@@ -96,7 +96,7 @@ def test_batches_of_another_make_are_made_anew(recordings: list[Recording]) -> N
             assert torch.equal(step(x, None, [0])[0], 2 * x)
         conditioned = step(batches(1)[0], {"c": torch.ones(4, 1)}, [0])[0]
         assert torch.equal(conditioned, 2 * batches(1)[0] + 1)
-    assert work.made == [4, 3, 4, 4]
+    assert work.made == [4, 4, 3, 4, 4], "the second is the third once more"
     assert len(recordings) == 1
 
 
@@ -112,19 +112,22 @@ def test_few_batches_and_what_cannot_be_recorded_are_not(
     assert not recordings
 
 
-def test_a_recording_that_does_not_see_what_changes_is_refused(
-    recordings: list[Recording],
+@pytest.mark.parametrize(("changes", "seen"), [(2, 2), (10, 40)])
+def test_a_recording_that_does_not_see_what_changes_is_refused_at_once_or_in_the_end(
+    changes: int, seen: int, recordings: list[Recording]
 ) -> None:
-    work = Pass()
+    work, found = Pass(), list[int]()
 
     def passed() -> None:
         with Replayed(work, batches=40, recordable=True) as step:
             for place, x in enumerate(batches(40)):
-                work.constant = 10.0 * place
+                work.constant = 10.0 * max(0, place - changes + 1)
                 step(x, None, [place])
+                found.append(place)
 
     with pytest.raises(WherefromError, match="compile=False"):
         passed()
+    assert len(found) == seen
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -200,7 +203,7 @@ def test_what_goes_wrong_inside_is_said_and_nothing_is_compared(
 
     def interrupted() -> None:
         with Replayed(work, batches=40, recordable=True) as step:
-            for x in batches(3):
+            for x in batches(2):
                 step(x, None, [0])
             raise KeyboardInterrupt
 

@@ -4,7 +4,9 @@ ones are in tests/gpu.
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from recorder import Graph, stands_in
 from wherefrom.artefacts.pace import Pace
 from wherefrom.factors import replay
 from wherefrom.factors.probe import Probe
+from wherefrom.tid.sketching import Sketching
 
 DATA, QUERIES = Noise(40), Noise(44).x[40:]
 
@@ -59,16 +62,17 @@ def test_a_recorded_index_is_the_index(
 ) -> None:
     tid = fitted(tmp_path / "curvature")
     recorded = tid.index(DATA, dim=64, batch_size=4)
-    assert [graph.replays for graph in graphs] == [10] * 2, "nine batches of ten, and one compared"
+    assert [graph.replays for graph in graphs] == [10] * 2, "nine of ten, and the last again"
     monkeypatch.undo()
     anew = tid.index(DATA, dim=64, batch_size=4)
     torch.testing.assert_close(recorded.scores(QUERIES), anew.scores(QUERIES))
 
 
+@pytest.mark.parametrize("right", [0, 12])
 def test_what_a_false_recording_has_made_is_found_by_nobody(
-    graphs: list[Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    right: int, graphs: list[Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither an index that looks finished nor the self-kernels that were found with it."""
+    """Neither an index, as far as it looks made, nor the self-kernels that were found with it."""
     straight = fitted(tmp_path / "other curvature")
     exact = straight.scores(QUERIES, DATA, 40)
     expected = straight.index(DATA, dim=64, batch_size=40).scores(QUERIES)  # too few to record
@@ -77,12 +81,15 @@ def test_what_a_false_recording_has_made_is_found_by_nobody(
         patch.setattr(Pace, "seconds", 0.0)
         patch.setattr(Pace, "times", 0.0)
         tid = fitted(tmp_path / "curvature")
-        hook = tid.denoiser.network.register_forward_pre_hook(
-            lambda *_: setattr(NUMBER, "now", NUMBER.now + 0.1)
-        )
+        passes, made = count(1), Sketching.__call__
+
+        def told(*arguments: Any) -> tuple[Tensor, ...]:
+            NUMBER.now = 1.0 + 0.1 * max(0, next(passes) - right)
+            return made(*arguments)
+
+        patch.setattr(Sketching, "__call__", told)
         with pytest.raises(wherefrom.WherefromError, match="give compile=False"):
             tid.index(DATA, tmp_path / "index", dim=64, batch_size=4)
-        hook.remove()
     again = fitted(tmp_path / "curvature")
     for one in (tid, again):
         torch.testing.assert_close(one.scores(QUERIES, DATA, 40), exact, rtol=1e-4, atol=1e-6)

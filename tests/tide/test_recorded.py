@@ -78,26 +78,38 @@ def test_a_recorded_teacher_makes_the_student_that_it_makes_anew(
     )
 
 
+def first(levels: list[float], before: int) -> int:
+    """The first step whose level has come so often before."""
+    return next(step for step, level in enumerate(levels) if levels[:step].count(level) == before)
+
+
+def changing(network: Told, since: int) -> Any:
+    """A step of learning, in whose passes the number is another one each time from a step on."""
+    steps = iter(range(STEPS))
+
+    def told(*arguments: Any) -> Tensor:
+        network.number += next(steps) >= since
+        return learn(*arguments)
+
+    return told
+
+
+# a level's first pass is made, its second recorded, its third compared at once
+@pytest.mark.parametrize("before", [2, 3])
 @pytest.mark.parametrize("often", [False, True])
 def test_what_a_false_recording_has_taught_is_not_kept(
-    often: bool, graphs: list[Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    often: bool, before: int, graphs: list[Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Told()
     tid = teacher(network)
-
-    def told(*arguments: Any) -> Tensor:
-        network.number += 1
-        return learn(*arguments)
-
-    monkeypatch.setattr(distill, "learn", told)
+    levels = [float(fresh_draw(tid, 0, step).sigma) for step in range(STEPS)]
+    false = first(levels, before)
+    monkeypatch.setattr(distill, "learn", changing(network, false))
     if often:
         for name in ("seconds", "times"):
             monkeypatch.setattr(Pace, name, 0.0)
     with pytest.raises(wherefrom.WherefromError, match="give compile=False"):
         distilled(tid, store=tmp_path)
-    levels = [float(fresh_draw(tid, 0, step).sigma) for step in range(STEPS)]
-    # a level's first pass is made, its second recorded as it is, and its third is false
-    false = next(step for step, level in enumerate(levels) if levels[:step].count(level) == 2)
     assert kept(tmp_path).get("step", 0) == (false if often else 0)
 
 
@@ -106,16 +118,11 @@ def test_a_level_that_did_not_come_last_is_compared_before_what_it_taught_is_kep
 ) -> None:
     network = Told()
     levels = [float(fresh_draw(teacher(), 0, step).sigma) for step in range(STEPS)]
-    false = next(step for step, level in enumerate(levels) if levels[:step].count(level) == 2)
+    false = first(levels, 3)
     due = next(step for step in range(false, STEPS) if levels[step] != levels[false])
     network.level = levels[false]
     tid = teacher(network)
-
-    def told(*arguments: Any) -> Tensor:
-        network.number += 1
-        return learn(*arguments)
-
-    monkeypatch.setattr(distill, "learn", told)
+    monkeypatch.setattr(distill, "learn", changing(network, false))
     asked = iter(range(STEPS))
     monkeypatch.setattr(Pace, "due", property(lambda _: next(asked) == due))
     with pytest.raises(wherefrom.WherefromError, match="give compile=False"):
@@ -154,7 +161,7 @@ def test_what_a_false_recording_of_another_process_has_taught_is_not_kept(
     assert "give compile=False" in ends[1][1]
     assert "ended" in ends[0][1]
     levels = [float(fresh_draw(tid, 0, step, 1, 2).sigma) for step in range(STEPS)]
-    false = next(step for step, level in enumerate(levels) if levels[:step].count(level) == 2)
+    false = first(levels, 2)
     assert kept(tmp_path / "store").get("step", 0) == (false if often else 0)
 
 

@@ -2,8 +2,9 @@
 is done with small layers before Python has asked for the next; a recording asks for all at once.
 
 Only CUDA has recordings (CUDA graphs). What is recorded is what the device does, so a pass in which
-Python looks at the device's numbers, or hands it new ones, cannot be; the last batch is therefore
-made once more without the recording and compared.
+Python looks at the device's numbers, or hands it new ones, cannot be. The first batch after the one
+that was recorded, and the last, are therefore made once more without the recording and compared:
+what is kept meanwhile is right even where nobody comes to the end.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _REPAYS = 32  # batches that repay recording, and the three passes that are made
 # passes before the last attempt to record one; the first ones may look at new kinds of conditions,
 # for which they wait for the device
 _LAST = 16
+_SECOND = 2  # the first replay is of the batch that was recorded, which shows nothing
 _WITHIN = 0.05  # of a result's largest entry, by which two passes may differ in bf16
 
 
@@ -46,6 +48,7 @@ class Replayed:
         self._make: Any = None  # of the batches that are replayed
         self._passes, self._attempt = 0, 1  # made, and after how many one is recorded
         self._recording: Recording | None = None
+        self._replays = 0
         self._compared = True  # whether what was replayed last has been
 
     def __call__(self, x: Tensor, cond: Cond, places: Sequence[int]) -> tuple[Tensor, ...]:
@@ -66,14 +69,21 @@ class Replayed:
                     say(f"passes are not recorded and take longer: {error}")
                     self._worth = False
                 return self(x, cond, places)
-        self._compared = False
-        return self._recording.replay(x, cond, places)
+        found = self._recording.replay(x, cond, places)
+        self._compared, self._replays = False, self._replays + 1
+        if self._replays == _SECOND:
+            self._check(found)
+        return found
 
     def compare(self) -> None:
         """Refuse a recording that does not find what the pass itself finds in the last batch."""
-        if self._recording is None or self._compared:
-            return
-        found, self._compared = self._recording.again(), True
+        if self._recording is not None and not self._compared:
+            self._check(self._recording.again())
+
+    def _check(self, found: tuple[Tensor, ...]) -> None:
+        """`compare`, of what was found in that batch."""
+        assert self._recording is not None
+        self._compared = True
         for one, made in zip(found, self._work(*self._recording.last), strict=True):
             if not _alike(one, made):
                 raise WherefromError(
