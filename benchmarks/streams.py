@@ -1,7 +1,7 @@
 """What TIDE should read of diffusers' networks, and which student should read it: how well TID's
 rankings are learned from the blocks' outputs, from those of their feed-forward layers and of their
-attention; and from the blocks' outputs by the paper's student, by the default, and by those that
-share its embedder or its objective alone.
+attention; and from the blocks' outputs by the paper's student, by the default, and by those of
+other embedders and objectives.
 
     python benchmarks/streams.py --out runs/streams.json
     python benchmarks/streams.py --students paper default --out runs/layouts.json
@@ -53,8 +53,10 @@ RATES = (1e-4, 3e-4, 1e-3)
 SIZES = {"dim": 128, "hidden": 128}
 STUDENTS = {
     "paper": Settings(**SIZES, **wherefrom.TIDE.PAPER),
-    "pool, listwise": Settings(**SIZES, embedder="pool"),
+    "pool, listwise": Settings(**SIZES, embedder="pool", objective="listwise"),
+    "pool, listmle": Settings(**SIZES, embedder="pool"),
     "grid, lambdarank": Settings(**SIZES, objective="lambdarank"),
+    "grid, listwise": Settings(**SIZES, objective="listwise"),
     "default": Settings(**SIZES),
 }
 

@@ -102,7 +102,7 @@ def test_a_distilled_student_ranks_generated_images_as_its_teacher_does(world, b
 def test_the_student_grew_while_it_was_taught(world) -> None:
     first, last = world.tide.history[0], world.tide.history[-1]
     assert last.spearman > first.spearman + 0.03  # much of it is there after a few steps
-    assert last.loss < first.loss / 2
+    assert last.loss < 0.8 * first.loss  # that of lists from their top never comes near 0
 
 
 def test_so_did_the_papers(world) -> None:

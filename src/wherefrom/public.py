@@ -18,7 +18,7 @@ from .running.ranks import merging, shard
 from .tid.index import Index
 from .tid.teacher import TID
 from .tide.bank import Bank
-from .tide.loss import lambda_rank_loss, listwise_loss
+from .tide.loss import lambda_rank_loss, list_mle_loss, listwise_loss
 from .tide.student import TIDE
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "from_scheduler",
     "lambda_rank_loss",
     "layer_kind",
+    "list_mle_loss",
     "listwise_loss",
     "merging",
     "models",

@@ -186,7 +186,7 @@ def test_a_run_may_have_the_papers_student(run: Path) -> None:
     changed(run, "# hidden = 512", "hidden = 16")
     changed(run, '# method = "index"', 'method = "tide"')
     assert Run.open(run, "cpu").distill().student.embedder.about["embedder"] == "grid"
-    changed(run, '# objective = "listwise"', 'objective = "lambdarank"')
+    changed(run, '# objective = "listmle"', 'objective = "lambdarank"')
     changed(run, '# embedder = "grid"', 'embedder = "pool"')
     changed(run, "# decay = 0.5", "decay = 0")
     assert Run.open(run, "cpu").info()["missing"] == ["student", "bank"]

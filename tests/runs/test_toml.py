@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 import wherefrom
-from pipelines import pipeline, saved_world
-from tiny_runs import pictures
-from wherefrom.runs.beginning import begin
 from wherefrom.runs.settings import TABLES, tables_of
 from wherefrom.runs.toml import line_of, read_settings, written
 
@@ -121,20 +118,3 @@ def test_a_key_is_found_in_its_own_table_and_not_in_another_s() -> None:
     assert line_of(text, ("tide", "seed")) == 6
     assert line_of(text, ("tide", "epochs")) == 5
     assert line_of(text, ("index", "dim")) is None
-
-
-def test_a_student_of_prompts_learns_pairs_unless_it_is_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    saved_world("prompts", "captioned", count=3)
-    pipeline("dit").save_pretrained("classes")
-    pictures(Path("pictures"), 2)
-    prompts = {"model": {"pipeline": "prompts"}, "data": {"images": "captioned"}}
-    classes = {"model": {"pipeline": "classes"}, "data": {"images": "pictures", "labels": True}}
-    begin(Path("run"), prompts)
-    assert read_settings(Path("run/run.toml")).tide.objective == "lambdarank"
-    begin(Path("told"), {**prompts, "tide": {"objective": "listwise"}})
-    assert read_settings(Path("told/run.toml")).tide.objective == "listwise"
-    begin(Path("other"), classes)
-    assert read_settings(Path("other/run.toml")).tide.objective == "listwise"

@@ -46,10 +46,6 @@ def begin(place: Path, given: Given) -> Settings:
     tables = _guessed({name: dict(table) for name, table in given.items()})
     settings = tables_of(tables)
     _looked_at(settings, Path())
-    if _prompted(settings, Path()):
-        # lists, the default, rank worse by prompts than pairs do (docs/methods.md)
-        tables.setdefault("tide", {}).setdefault("objective", "lambdarank")
-        settings = tables_of(tables)
     text = written(_from(place, tables))
     read_text(place / NAME, text)  # what could not be read again is not written
     save_bytes(place / NAME, text.encode())

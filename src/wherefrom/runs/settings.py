@@ -160,9 +160,9 @@ class TideTable:
     hidden: int = _key(512, checks.whole(1, _WIDE), "width inside")
     seed: int = _key(0, _SEED, "of batches, draws and first weights")
     objective: str = _key(
-        "listwise",
+        "listmle",
         checks.one_of(get_args(Objective)),
-        "lists, or lambdarank: pairs, the paper's, better with prompts",
+        "lists from their top, or lambdarank: pairs, the paper's",
     )
     embedder: str = _key("grid", checks.one_of(get_args(EmbedderKind)), "or pool, the paper's")
     decay: float = _key(

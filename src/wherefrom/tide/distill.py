@@ -41,11 +41,11 @@ from ..tid.teacher import TID
 from .embedder import Embedder
 from .gradients import Gradients
 from .grid import GridEmbedder
-from .loss import lambda_rank_loss, listwise_loss, off_diagonal
+from .loss import lambda_rank_loss, list_mle_loss, listwise_loss, off_diagonal
 
-Objective = Literal["lambdarank", "listwise"]
+Objective = Literal["listmle", "lambdarank", "listwise"]
 EmbedderKind = Literal["pool", "grid"]
-LOSSES = {"lambdarank": lambda_rank_loss, "listwise": listwise_loss}
+LOSSES = {"listmle": list_mle_loss, "lambdarank": lambda_rank_loss, "listwise": listwise_loss}
 PAPER: dict[str, Any] = {"objective": "lambdarank", "embedder": "pool", "decay": 0}
 # what a student is that does not say it, as those from before there was a choice
 UNSAID = {**PAPER, "draws_per_step": 1}
@@ -68,7 +68,7 @@ class Settings:
     hidden: int = 512
     heads: int = 4
     seed: int = 0
-    objective: Objective = "listwise"
+    objective: Objective = "listmle"
     embedder: EmbedderKind = "grid"
     decay: float = 0.5
     draws_per_step: int = 1

@@ -1,5 +1,5 @@
-"""The losses that teach a student its teacher's rankings: pair by pair (Eq. 9), or list by list,
-which knows by how much one image is before another.
+"""The losses that teach a student its teacher's rankings: pair by pair (Eq. 9); place by place of a
+list, from its top; or a list as a whole, which knows by how much one image is before another.
 """
 
 from __future__ import annotations
@@ -35,6 +35,37 @@ def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
         scale * (rho[:, j] - rho[:, k]), truth, reduction="none"
     )
     return (weight * loss).sum() / weight.sum()
+
+
+def list_mle_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
+    """The mean over the anchors of how unlikely the teacher's order is to the student: place after
+    place is given to one of those that are left, i with a probability of softmax(scale * rho)
+    (ListMLE). Place r counts 1 / r of them all, so that the top matters most.
+
+    Equal scores share their places: each is drawn from all that are not before them.
+
+    Args:
+        rho: the student's scores [B, B]; each row is one anchor's, its own entry (the diagonal)
+            unused.
+        tau: the teacher's scores [B, B], of which only the order within a row matters; no gradient
+            flows into them.
+        scale: what rho is multiplied by, a number or a tensor that learns.
+    """
+    _check(rho, tau, scale)
+    rho, tau = off_diagonal(rho), off_diagonal(tau.detach())  # [B, B - 1]
+    tau, order = tau.sort(dim=1, descending=True, stable=True)
+    logits = (scale * rho).gather(1, order)
+    place = torch.arange(tau.shape[1], device=tau.device).expand_as(tau)
+    # of those that are equal, where they begin and end: [B, B - 1]
+    new = tau[:, 1:] != tau[:, :-1]
+    start = place.where(F.pad(new, (1, 0), value=True), 0).cummax(1).values
+    end = place.where(F.pad(new, (0, 1), value=True), place[0, -1])
+    end = end.flip(1).cummin(1).values.flip(1)
+    left = logits.flip(1).logcumsumexp(1).flip(1).gather(1, start)
+    # the mean of 1 / r over the places that they share
+    shares = torch.digamma(end.double() + 2) - torch.digamma(start.double() + 1)
+    weight = (shares / (end + 1 - start)).to(rho.dtype)
+    return (weight * (left - logits)).sum() / weight.sum()
 
 
 def listwise_loss(

@@ -85,7 +85,7 @@ class TIDE(Attributor):
         heads: int = 4,
         seed: int = 0,
         store: Folder | None = None,
-        objective: Objective = "listwise",
+        objective: Objective = "listmle",
         embedder: EmbedderKind = "grid",
         decay: float = 0.5,
         draws_per_step: int = 1,
@@ -102,8 +102,9 @@ class TIDE(Attributor):
             dim, hidden, heads: of the embedder; "grid" has no heads.
             seed: of batches, draws and initial weights.
             store: a folder to resume from; a finished distillation is returned at once.
-            objective: "listwise": a loss of whole lists (`listwise_loss`), which knows by how much
-                one image is before another; "lambdarank": the paper's, of pairs (Eq. 9).
+            objective: "listmle": a loss of lists, place by place from their top
+                (`list_mle_loss`); "lambdarank": the paper's, of pairs (Eq. 9); "listwise": of
+                whole lists (`listwise_loss`), which knows by how much one image is before another.
             embedder: "grid": one that keeps positions apart; "pool": the paper's, which pools them
                 by attention.
             decay: the share of the steps, the last ones, over which the learning rate falls to 0;
