@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="images a step; else the evaluation's")
     parser.add_argument("--draws-per-step", type=int, default=1)
     parser.add_argument("--embedders", nargs="+", default=["pool", "grid"])
-    parser.add_argument("--objectives", nargs="+", default=["lambdarank", "listwise"])
+    parser.add_argument("--objectives", nargs="+", default=list(LOSSES))
     parser.add_argument("--sharpness", type=float, nargs="+", default=[2.0], help="of listwise")
     parser.add_argument("--decays", type=float, nargs="+", default=[0.0, 0.5])
     parser.add_argument("--dims", type=int, nargs="+", help="else the evaluation's")

@@ -1,6 +1,7 @@
-"""What else a student of TID could be: sharper lists, other batches and sizes, blocks apart,
-kernels and sketches in the place of ranks.
+"""What else a student of TID could be: one of other objectives, sharper lists, other batches and
+sizes, blocks apart, kernels and sketches in the place of ranks.
 
+    python benchmarks/students_more.py runs/digits --seed 0 --parts objectives
     python benchmarks/students_more.py runs/digits --seed 0 --parts base lists sizes blocks
     python benchmarks/students_more.py runs/digits --seed 0 --parts few --batch 256 --steps 100
 
@@ -43,7 +44,7 @@ from wherefrom.evaluation.study import Evaluation
 from wherefrom.running.progress import bar
 from wherefrom.tid.angle import Similarity
 from wherefrom.tid.sketching import Sketcher
-from wherefrom.tide.distill import fresh_draw
+from wherefrom.tide.distill import LOSSES, fresh_draw
 from wherefrom.tide.embedder import Embedder
 from wherefrom.tide.grid import GridEmbedder
 from wherefrom.tide.loss import listwise_loss, off_diagonal
@@ -56,7 +57,7 @@ Rows = dict[str, dict[str, list[float]]]  # of a teacher and a kind of queries
 SKETCH = 2048
 GRID = ("grid",)
 
-Kind = Literal["lists", "angle", "affine", "squares", "weighted", "sketch"]
+Kind = Literal["lists", "listmle", "lambdarank", "angle", "affine", "squares", "weighted", "sketch"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ class Student:
     """One student; the defaults are the best of docs/methods.md."""
 
     embedder: str = "grid"
-    # "lists": the product's loss. "angle": the cosine is |K| / sqrt(K K); "affine": a line of it
-    # is; "squares": the cosine is its square; "weighted": "angle" with the weights of a list.
+    # "lists": whole lists; "listmle" and "lambdarank" as the product has them. "angle": the cosine
+    # is |K| / sqrt(K K); "affine": a line of it is; "squares": the cosine is its square;
+    # "weighted": "angle" with the weights of a list.
     # "sketch": the vector is the sketched gradient
     kind: Kind = "lists"
     sharpness: float = 2.0
@@ -141,6 +143,8 @@ class Learner(nn.Module):
         if one.kind == "lists":
             taught = tau if one.of == "kernel" else angle
             return listwise_loss(rho, taught, self.log_scale.exp(), one.sharpness)
+        if one.kind in LOSSES:
+            return LOSSES[one.kind](rho, tau, self.log_scale.exp())
         wanted = angle if one.kind == "squares" else angle.sqrt()
         if one.kind == "affine":
             rho = self.line[0] * rho + self.line[1]
@@ -166,7 +170,13 @@ def part(name: str, rates: Sequence[float]) -> list[Student]:
     large: dict[str, Any] = {"dim": (384,), "hidden": (512,)}
     huge: dict[str, Any] = {"dim": (768,), "hidden": (512, 2048)}
     kernels: tuple[Kind, ...] = ("angle", "affine", "squares", "weighted")
+    objectives: tuple[Kind, ...] = ("listmle", "lambdarank", "lists")
     parts: dict[str, Callable[[], list[Student]]] = {
+        "objectives": lambda: [
+            *several(embedder=("pool",), kind=objectives),
+            *several(embedder=GRID, kind=objectives, init=(0, 1, 2)),
+            *several(embedder=GRID, kind=objectives, init=(0, 1, 2), **large),
+        ],
         # the same but for their initial weights: what a difference of two students may be by chance
         "base": lambda: several(init=(0, 1, 2)),
         "lists": lambda: several(sharpness=(1.0, 2.0, 4.0, 8.0)) + several(of=("cosine",)),

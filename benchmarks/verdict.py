@@ -31,6 +31,7 @@ METHODS = (
     *("TID", "TID, relative", "TID, cosine"),
     *("TID index, cosine", "TID index, cosine, second look"),
     *("TIDE", "TIDE, cosine", "TIDE, lists", "TIDE, lists, cosine"),
+    *("TIDE, ListMLE", "TIDE, ListMLE, cosine"),
     *("D-TRAK", "D-TRAK, cosine", "D-TRAK, tuned", "D-TRAK, tuned, cosine"),
     *("DAS, tuned", "TRAK", "K-FAC influence", "K-FAC influence, cosine", "MUCS"),
     *("Activations", "Pixel", "EfficientNet-Lite0"),

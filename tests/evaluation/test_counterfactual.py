@@ -351,6 +351,7 @@ def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
     tuned = {"draws": 32, "effective_dim": 0.03}
     indexed = {"similarity": "cosine", "method": "TID index", "dim": 2048}
     lists = {"objective": "listwise", "embedder": "grid", "decay": 0.5}
+    mle = {**lists, "objective": "listmle"}
     said = {
         "TID, relative": {"similarity": "relative"},
         "TID, cosine": {"similarity": "cosine"},
@@ -364,6 +365,8 @@ def test_a_variant_differs_from_its_method_in_what_its_name_says() -> None:
         "TIDE, cosine": {"teacher": {"similarity": "cosine"}},
         "TIDE, lists": {"distillation": lists},
         "TIDE, lists, cosine": {"teacher": {"similarity": "cosine"}, "distillation": lists},
+        "TIDE, ListMLE": {"distillation": mle},
+        "TIDE, ListMLE, cosine": {"teacher": {"similarity": "cosine"}, "distillation": mle},
         "D-TRAK, cosine": {"similarity": "cosine"},
         "D-TRAK, tuned": tuned,
         "D-TRAK, tuned, cosine": {**tuned, "similarity": "cosine"},

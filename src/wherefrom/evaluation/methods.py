@@ -207,8 +207,9 @@ def varied(
         return KFACInfluence(denoiser, drawn(denoiser, dataset), samples=few, similarity="cosine")
 
     many, dtrak = max(draws, _TUNED_DRAWS), {"effective_dim": 0.03}
-    # what shared most of the teacher's top on digits (docs/methods.md)
+    # what shares more of the teacher's top (docs/methods.md); the second is the library's default
     lists: dict[str, Any] = {"objective": "listwise", "embedder": "grid", "decay": 0.5}
+    mle = {**lists, "objective": "listmle"}
     return {
         "TID, relative": tid("relative"),
         "TID, cosine": tid("cosine"),
@@ -220,6 +221,8 @@ def varied(
         "TIDE, cosine": tide("cosine"),
         "TIDE, lists": tide(**lists),
         "TIDE, lists, cosine": tide("cosine", **lists),
+        "TIDE, ListMLE": tide(**mle),
+        "TIDE, ListMLE, cosine": tide("cosine", **mle),
         "D-TRAK, cosine": projected(DTRAK, similarity="cosine"),
         "D-TRAK, tuned": projected(DTRAK, many, **dtrak),
         "D-TRAK, tuned, cosine": projected(DTRAK, many, **dtrak, similarity="cosine"),
