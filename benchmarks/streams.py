@@ -1,11 +1,11 @@
 """What TIDE should read of diffusers' networks, and which student should read it: how well TID's
 rankings are learned from the blocks' outputs, from those of their feed-forward layers and of their
-attention; and from the blocks' outputs by the paper's student, by the default, and by those of
-other embedders and objectives.
+attention; and from the blocks' outputs by the paper's student, and by those of other embedders
+and objectives; "grid, listmle" is the default.
 
     python benchmarks/streams.py --out runs/streams.json
-    python benchmarks/streams.py --students paper default --out runs/layouts.json
-    python benchmarks/streams.py --students paper default --few 128 --epochs 64 --out runs/128.json
+    python benchmarks/streams.py --students paper "grid, listmle" --out runs/layouts.json
+    python benchmarks/streams.py --students paper "grid, listmle" --few 128 --epochs 64
     python benchmarks/streams.py --smoke
 
 Small networks of diffusers' classes are trained on digits, as latents of one channel; a prompt is a
@@ -57,7 +57,7 @@ STUDENTS = {
     "pool, listmle": Settings(**SIZES, embedder="pool"),
     "grid, lambdarank": Settings(**SIZES, objective="lambdarank"),
     "grid, listwise": Settings(**SIZES, objective="listwise"),
-    "default": Settings(**SIZES),
+    "grid, listmle": Settings(**SIZES),
 }
 
 

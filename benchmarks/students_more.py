@@ -62,7 +62,7 @@ Kind = Literal["lists", "listmle", "lambdarank", "angle", "affine", "squares", "
 
 @dataclass(frozen=True)
 class Student:
-    """One student; the defaults are the best of docs/methods.md."""
+    """One student; the defaults are those of the first table of docs/methods.md."""
 
     embedder: str = "grid"
     # "lists": whole lists; "listmle" and "lambdarank" as the product has them. "angle": the cosine

@@ -21,14 +21,18 @@ def matrices(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def plain(rho: Tensor, tau: Tensor, scale: float) -> float:
-    """The loss in Python's own numbers, of scores that all differ."""
+    """The loss in Python's own numbers: equal scores are a group, which shares its places."""
     total = 0.0
     for i in range(len(rho)):
-        left = sorted((j for j in range(len(rho)) if j != i), key=lambda j, i=i: -float(tau[i, j]))
-        for place in range(1, len(rho)):
-            odds = [math.exp(scale * float(rho[i, j])) for j in left]
-            total -= math.log(odds[0] / sum(odds)) / place
-            left.pop(0)
+        left, place = [j for j in range(len(rho)) if j != i], 1
+        while left:
+            top = max(float(tau[i, j]) for j in left)
+            group = [j for j in left if float(tau[i, j]) == top]
+            weight = sum(1 / (place + k) for k in range(len(group))) / len(group)
+            whole = sum(math.exp(scale * float(rho[i, j])) for j in left)
+            for j in group:
+                total -= weight * math.log(math.exp(scale * float(rho[i, j])) / whole)
+            left, place = [j for j in left if j not in group], place + len(group)
     return total / sum(1 / place for place in range(1, len(rho))) / len(rho)
 
 
@@ -51,6 +55,26 @@ def test_the_loss_is_the_plain_one(count: int, scale: float) -> None:
     assert float(found) == pytest.approx(plain(rho, tau, scale), rel=1e-9)
     single = wherefrom.list_mle_loss(rho.float(), tau.float(), scale)
     assert float(single) == pytest.approx(float(found), rel=1e-5)
+
+
+@pytest.mark.parametrize("values", [1, 2, 3, 5])
+def test_groups_of_equal_scores_share_their_places(values: int) -> None:
+    """At the top, in the middle and at the end, and several at once."""
+    rho, _ = matrices(9)
+    tau = torch.randint(values, (9, 9), generator=torch.Generator().manual_seed(values)).double()
+    found = wherefrom.list_mle_loss(rho, tau, 3.0)
+    assert float(found) == pytest.approx(plain(rho, tau, 3.0), rel=1e-9)
+
+
+def test_its_gradients_are_those_of_small_steps() -> None:
+    rho, tau = matrices(6)
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    for scores in (tau, tau.round()):
+
+        def loss(rho: Tensor, scale: Tensor, scores: Tensor = scores) -> Tensor:
+            return wherefrom.list_mle_loss(rho, scores, scale)
+
+        assert torch.autograd.gradcheck(loss, (rho.requires_grad_(), scale))
 
 
 def test_of_three_images_it_is_a_pair_each_by_hand() -> None:

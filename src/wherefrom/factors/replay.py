@@ -4,7 +4,7 @@ is done with small layers before Python has asked for the next; a recording asks
 Only CUDA has recordings (CUDA graphs). What is recorded is what the device does, so a pass in which
 Python looks at the device's numbers, or hands it new ones, cannot be. The first batch after the one
 that was recorded, and the last, are therefore made once more without the recording and compared:
-what is kept meanwhile is right even where nobody comes to the end.
+one that is wrong from the first leaves nothing behind, even where nobody comes to the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import WherefromError, say
 
 # of a batch x [B, ...], its conditions and the places of its images in the data set
 Pass = Callable[[Tensor, Cond, Sequence[int]], tuple[Tensor, ...]]
-_REPAYS = 32  # batches that repay recording, and the three passes that are made beside it
+_REPAYS = 32  # batches that repay recording, and the four passes that are made beside it
 # passes before the last attempt to record one; the first ones may look at new kinds of conditions,
 # for which they wait for the device
 _LAST = 16

@@ -162,7 +162,7 @@ class TideTable:
     objective: str = _key(
         "listmle",
         checks.one_of(get_args(Objective)),
-        "lists from their top, or lambdarank: pairs, the paper's",
+        "lists from their top; lambdarank: pairs, the paper's; listwise: whole lists",
     )
     embedder: str = _key("grid", checks.one_of(get_args(EmbedderKind)), "or pool, the paper's")
     decay: float = _key(

@@ -40,9 +40,10 @@ def lambda_rank_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
 def list_mle_loss(rho: Tensor, tau: Tensor, scale: float | Tensor) -> Tensor:
     """The mean over the anchors of how unlikely the teacher's order is to the student: place after
     place is given to one of those that are left, i with a probability of softmax(scale * rho)
-    (ListMLE). Place r counts 1 / r of them all, so that the top matters most.
+    (ListMLE). Place r has weight 1 / r, over the sum of all weights, so that the top matters most.
 
-    Equal scores share their places: each is drawn from all that are not before them.
+    Equal scores share their places: each is drawn from all that are not before them, and has the
+    mean weight. NaN in tau is a score like others here, and does not show.
 
     Args:
         rho: the student's scores [B, B]; each row is one anchor's, its own entry (the diagonal)
