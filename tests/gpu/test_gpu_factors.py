@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_models import EDM, SHAPE, Awkward, Blots, denoiser, dit, draws, off
+from gpu_models import EDM, SHAPE, Awkward, Blots, Waiting, denoiser, dit, draws, off
 from torch import Tensor, nn
 
 import wherefrom
@@ -382,19 +382,6 @@ def test_a_recorded_index_is_the_one_of_every_pass_made_anew(
 def test_a_network_that_waits_for_the_device_is_not_recorded(
     cuda: torch.device, inductor: None
 ) -> None:
-
-    class Waiting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = dit()
-
-        @torch.compiler.disable
-        def looked(self, x: Tensor) -> Tensor:
-            return x * 1.0 if float(x.sum()) > -1e30 else x
-
-        def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
-            return self.inner(self.looked(x), sigma, cond)
-
     data, queries = Blots(150), Blots(3, seed=1).x
     tid = wherefrom.TID(denoiser(Waiting(), cuda), draws(1), compile=True, **FP32)
     tid.fit(data, batch_size=4, samples=20)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_models import SHAPE, Blots, denoiser, dit, draws, off
-from torch import Tensor, nn
+from gpu_models import SHAPE, Blots, Waiting, denoiser, dit, draws, off
+from torch import Tensor
 
 import wherefrom
 from wherefrom.attribution.agreement import spearman
@@ -168,19 +168,6 @@ def test_a_recorded_teacher_makes_the_student_that_it_makes_anew(
 def test_a_network_that_waits_for_the_device_teaches_without_a_recording(
     cuda: torch.device, inductor: None, replays: Counter[str]
 ) -> None:
-
-    class Waiting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = dit()
-
-        @torch.compiler.disable
-        def looked(self, x: Tensor) -> Tensor:
-            return x * 1.0 if float(x.sum()) > -1e30 else x
-
-        def forward(self, x: Tensor, sigma: Tensor, cond: Any = None) -> Tensor:
-            return self.inner(self.looked(x), sigma, cond)
-
     data, how = Blots(80), {"epochs": 4, "batch_size": 8, "lr": 2e-3, **SMALL}
     tid = wherefrom.TID(denoiser(Waiting(), cuda), draws(1), compile=True, **FP32)
     tid.fit(data, samples=20)
