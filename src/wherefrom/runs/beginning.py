@@ -74,18 +74,12 @@ def _looked_at(settings: Settings, place: Path) -> None:
             table_rows(below(place, data.captions))
     if model.pipeline is not None:
         _look_at_pipeline(model, place)
-        if not data.labels and _prompted(settings, place):
+        if not data.labels and takes_texts(pipeline_parts(below(place, model.pipeline))):
             _look_at_captions(settings, place, found)
     else:
         named_images(settings, place)
     if model.factory is not None:
         of_factory(settings, place, torch.device("cpu"))
-
-
-def _prompted(settings: Settings, place: Path) -> bool:
-    """Whether the model is a pipeline that generates from prompts."""
-    pipeline = settings.model.pipeline
-    return pipeline is not None and takes_texts(pipeline_parts(below(place, pipeline)))
 
 
 def _look_at_pipeline(model: ModelTable, place: Path) -> None:
